@@ -1,0 +1,42 @@
+"""The one source of truth for options: typed dataclasses, each field with its default, help and limits."""
+
+from verl.config.schema.actor import (
+    ActorConfig,
+    CriticConfig,
+    CriticModelConfig,
+    ModelConfig,
+    PolicyLossConfig,
+    RefConfig,
+)
+from verl.config.schema.algorithm import AlgorithmConfig, KLControlConfig, RolloutCorrectionConfig
+from verl.config.schema.data import DataConfig
+from verl.config.schema.engine import CheckpointConfig, FSDPConfig, OptimConfig
+from verl.config.schema.reward import CustomRewardConfig, RewardConfig, RewardManagerConfig
+from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig, WeightSyncConfig
+from verl.config.schema.root import ActorRolloutRefConfig, PPOConfig
+from verl.config.schema.trainer import TrainerConfig
+
+__all__ = [
+    "ActorConfig",
+    "ActorRolloutRefConfig",
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "CriticConfig",
+    "CriticModelConfig",
+    "CustomRewardConfig",
+    "DataConfig",
+    "FSDPConfig",
+    "KLControlConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "PPOConfig",
+    "PolicyLossConfig",
+    "RefConfig",
+    "RewardConfig",
+    "RewardManagerConfig",
+    "RolloutConfig",
+    "RolloutCorrectionConfig",
+    "TrainerConfig",
+    "ValSamplingConfig",
+    "WeightSyncConfig",
+]

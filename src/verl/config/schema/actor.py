@@ -1,0 +1,104 @@
+"""Options of actor_rollout_ref.{model,actor,ref} and of the critic."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from verl.config.schema.engine import CheckpointConfig, FSDPConfig, OptimConfig
+from verl.config.schema.options import opt
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
+
+@dataclass
+class ModelConfig:
+    path: str = opt(
+        "~/models/deepseek-llm-7b-chat",
+        "a Hugging Face directory or model id (or a ModelScope id with VERL_USE_MODELSCOPE=True)",
+    )
+    tokenizer_path: str | None = opt(None, "tokenizer directory or id; null: the model's")
+    trust_remote_code: bool = opt(False, "run Python code that comes with the model")
+    enable_gradient_checkpointing: bool = opt(
+        True, "recompute layers in the backward pass instead of keeping their activations"
+    )
+    override_config: dict[str, Any] = opt({}, "values that replace those of the model's config.json")
+
+
+@dataclass
+class PolicyLossConfig:
+    loss_mode: str = opt("vanilla", "policy loss, a name in the registry")
+
+
+@dataclass
+class ActorConfig:
+    strategy: str = opt("fsdp", "training backend; fsdp and fsdp2 both mean FSDP2", choices=("fsdp", "fsdp2"))
+    ppo_mini_batch_size: int = opt(256, "prompts an optimizer update (times rollout.n samples)", min=1)
+    ppo_micro_batch_size_per_gpu: int | None = opt(
+        None, "samples a forward and backward on one device; null: packed up to ppo_max_token_len_per_gpu tokens", min=1
+    )
+    use_dynamic_bsz: bool = opt(False, "pack micro-batches by tokens even if ppo_micro_batch_size_per_gpu is set")
+    ppo_max_token_len_per_gpu: int = opt(16384, "tokens a packed micro-batch on one device holds at most", min=1)
+    ppo_epochs: int = opt(1, "passes over a step's samples", min=1)
+    shuffle: bool = opt(False, "draw mini-batches in a seeded random order")
+    data_loader_seed: int = opt(42, "seed of that order", min=0)
+    clip_ratio: float = opt(0.2, "PPO clip range, below and above", above=0)
+    clip_ratio_low: float | None = opt(None, "clip range below; null: clip_ratio", above=0)
+    clip_ratio_high: float | None = opt(None, "clip range above; null: clip_ratio", above=0)
+    clip_ratio_c: float = opt(3.0, "dual clip: bound of the ratio where the advantage is negative", above=1)
+    policy_loss: PolicyLossConfig = opt(PolicyLossConfig, "which policy loss")
+    loss_agg_mode: str = opt("token-mean", "how token losses become one number", choices=AGGREGATIONS)
+    loss_scale_factor: float | None = opt(
+        None, "seq-mean-token-sum-norm: the divisor; null: data.max_response_length", above=0
+    )
+    entropy_coeff: float = opt(0.0, "weight of the entropy bonus")
+    use_kl_loss: bool = opt(False, "add a KL term against the reference policy to the loss")
+    kl_loss_coef: float = opt(0.001, "weight of that term", min=0)
+    kl_loss_type: str = opt("low_var_kl", "its estimator", choices=("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"))
+    use_torch_compile: bool = opt(True, "compile the token-wise loss kernels on a GPU")
+    optim: OptimConfig = opt(OptimConfig, "optimizer")
+    fsdp_config: FSDPConfig = opt(FSDPConfig, "sharding, precision, offload")
+    checkpoint: CheckpointConfig = opt(CheckpointConfig, "checkpoint contents")
+
+
+@dataclass
+class RefConfig:
+    log_prob_micro_batch_size_per_gpu: int | None = opt(
+        None, "samples a reference forward on one device; null: packed by tokens", min=1
+    )
+    log_prob_use_dynamic_bsz: bool = opt(
+        "${actor_rollout_ref.actor.use_dynamic_bsz}", "pack reference forwards by tokens"
+    )  # type: ignore[assignment]
+    log_prob_max_token_len_per_gpu: int = opt(
+        "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}", "tokens a packed reference forward holds at most", min=1
+    )  # type: ignore[assignment]
+    fsdp_config: FSDPConfig = opt(FSDPConfig, "sharding, precision, offload")
+
+
+@dataclass
+class CriticModelConfig:
+    path: str = opt("${actor_rollout_ref.model.path}", "where the value model starts from; its head is new")
+    trust_remote_code: bool = opt(
+        "${actor_rollout_ref.model.trust_remote_code}", "run Python code that comes with the model"
+    )  # type: ignore[assignment]
+    enable_gradient_checkpointing: bool = opt(True, "recompute layers in the backward pass")
+    override_config: dict[str, Any] = opt({}, "values that replace those of the model's config.json")
+
+
+@dataclass
+class CriticConfig:
+    ppo_mini_batch_size: int = opt(
+        "${actor_rollout_ref.actor.ppo_mini_batch_size}", "prompts an optimizer update", min=1
+    )  # type: ignore[assignment]
+    ppo_micro_batch_size_per_gpu: int | None = opt(
+        None, "samples a forward and backward on one device; null: packed by tokens", min=1
+    )
+    use_dynamic_bsz: bool = opt("${actor_rollout_ref.actor.use_dynamic_bsz}", "pack micro-batches by tokens")  # type: ignore[assignment]
+    ppo_max_token_len_per_gpu: int = opt(32768, "tokens a packed micro-batch on one device holds at most", min=1)
+    ppo_epochs: int = opt("${actor_rollout_ref.actor.ppo_epochs}", "passes over a step's samples", min=1)  # type: ignore[assignment]
+    cliprange_value: float = opt(0.5, "clip range of the value around its old value", above=0)
+    loss_agg_mode: str = opt(
+        "${actor_rollout_ref.actor.loss_agg_mode}", "how token losses become one number", choices=AGGREGATIONS
+    )
+    model: CriticModelConfig = opt(CriticModelConfig, "value model")
+    optim: OptimConfig = opt(lambda: OptimConfig(lr=1e-5), "optimizer")
+    fsdp_config: FSDPConfig = opt(FSDPConfig, "sharding, precision, offload")
+    checkpoint: CheckpointConfig = opt(CheckpointConfig, "checkpoint contents")

@@ -1,0 +1,59 @@
+"""Options of generation."""
+
+from dataclasses import dataclass
+
+from verl.config.schema.options import opt
+
+
+@dataclass
+class ValSamplingConfig:
+    n: int = opt(1, "samples a validation prompt", min=1)
+    do_sample: bool = opt(False, "False: greedy, whatever temperature says")
+    temperature: float = opt(0.0, "validation temperature; 0 is greedy", min=0)
+    top_k: int = opt(-1, "keep the k likeliest tokens; -1: all", min=-1)
+    top_p: float = opt(1.0, "keep the likeliest tokens up to this probability", above=0, max=1)
+
+
+@dataclass
+class WeightSyncConfig:
+    update_weights_bucket_megabytes: int = opt(
+        2048, "weights move to the rollout engine in buckets of this size", min=1
+    )
+
+
+@dataclass
+class RolloutConfig:
+    name: str = opt("native", "generation engine", choices=("native", "hf", "vllm", "sglang"))
+    n: int = opt(5, "samples a prompt", min=1)
+    temperature: float = opt(1.0, "sampling temperature", above=0)
+    top_k: int = opt(-1, "keep the k likeliest tokens; -1: all", min=-1)
+    top_p: float = opt(1.0, "keep the likeliest tokens up to this probability", above=0, max=1)
+    ignore_eos: bool = opt(False, "go on to the length limit (for timing)")
+    seed: int = opt(0, "seed of sampling; each sample and step has its own stream", min=0)
+    dtype: str | None = opt(
+        None,
+        "precision of generation; null: bfloat16 on a GPU, the trainer's on a CPU",
+        choices=("float32", "bfloat16"),
+    )
+    max_num_seqs: int = opt(1024, "sequences in generation at once", min=1)
+    max_num_batched_tokens: int = opt(16384, "prompt tokens computed at once", min=1)
+    gpu_memory_utilization: float = opt(
+        0.5, "share of the GPU's memory that generation may use, weights included", above=0, max=1
+    )
+    enforce_eager: bool = opt(False, "no CUDA graphs")
+    free_cache_engine: bool = opt(True, "give the KV cache's memory back while training")
+    tensor_model_parallel_size: int = opt(1, "devices that share one copy of the rollout model", min=1)
+    calculate_log_probs: bool = opt(True, "log how far rollout and trainer log-probs are apart")
+    log_prob_micro_batch_size_per_gpu: int | None = opt(
+        None, "samples an old-log-prob forward on one device; null: packed by tokens", min=1
+    )
+    log_prob_use_dynamic_bsz: bool = opt(
+        "${actor_rollout_ref.actor.use_dynamic_bsz}", "pack old-log-prob forwards by tokens"
+    )  # type: ignore[assignment]
+    log_prob_max_token_len_per_gpu: int = opt(
+        "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
+        "tokens a packed old-log-prob forward holds at most",
+        min=1,
+    )  # type: ignore[assignment]
+    val_kwargs: ValSamplingConfig = opt(ValSamplingConfig, "sampling at validation")
+    checkpoint_engine: WeightSyncConfig = opt(WeightSyncConfig, "weights from the trainer")
