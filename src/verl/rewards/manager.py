@@ -1,0 +1,131 @@
+"""The reward manager: from samples to scores, in this process where that is quick, in worker processes elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import verl.rewards.scorers  # noqa: F401  (registers the built-in scorers)
+from verl.errors import RewardError
+from verl.rewards.custom import CustomFunction
+from verl.rewards.outcome import score_in_process
+from verl.rewards.pool import PoolJob, WorkerPool
+from verl.rewards.registry import check_data_sources, find_scorer, make_shaper
+from verl.rewards.types import Outcome, RewardInput, RewardResult
+from verl.rewards.worker import is_async
+
+if TYPE_CHECKING:
+    from verl.config.schema import CustomRewardConfig, RewardConfig
+
+MESSAGES_KEPT = 5
+CONCURRENT_CALLS = 256
+"""Calls of an async function that one worker has under way at once."""
+
+
+class RewardHandle:
+    """Scores under way. `result` waits for them; it may be called again."""
+
+    def __init__(self, manager: RewardManager, samples: list[RewardInput]):
+        self._manager, self._samples = manager, samples
+        self._outcomes: list[Outcome | None] = [None] * len(samples)
+        self._jobs: list[tuple[PoolJob, list[int]]] = []
+        self._result: RewardResult | None = None
+
+    def result(self) -> RewardResult:
+        """Raises RewardError when more than `reward.max_failure_ratio` of the samples failed."""
+        if self._result is None:
+            for job, indices in self._jobs:
+                for index, outcome in zip(indices, job.wait(), strict=True):
+                    self._outcomes[index] = outcome
+            self._result = self._manager.assemble(self._samples, self._outcomes)
+        return self._result
+
+
+class RewardManager:
+    """Scores samples with the user's function where there is one, else with the scorer of each data_source.
+
+    >>> with RewardManager(RewardConfig(), CustomRewardConfig()) as manager:          # doctest: +SKIP
+    ...     manager.check({"openai/gsm8k"})          # before training: loads, checks, starts workers if needed
+    ...     handle = manager.submit(samples)         # scoring runs while generation goes on
+    ...     scores = handle.result().scores
+    """
+
+    def __init__(self, reward: RewardConfig, custom: CustomRewardConfig):
+        self.config = reward
+        self.custom = CustomFunction(custom.path, custom.name, dict(custom.reward_kwargs)) if custom.path else None
+        self._shape = make_shaper(reward)
+        self._pool = WorkerPool(reward.num_workers, self.custom)
+        self._chunk: int | None = None
+        self._checked = False
+
+    def __enter__(self) -> RewardManager:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def check(self, data_sources: Iterable[str] = ()) -> None:
+        """Load the user's function, check its signature, find a scorer for every data_source; RewardError if not.
+
+        Starts the worker processes in the background when one of the functions needs them.
+        """
+        names = set(data_sources)
+        check_data_sources(names, self.custom is not None)
+        if self.custom is not None:
+            self._chunk = CONCURRENT_CALLS if is_async(self.custom.load()) else None
+            names = set()
+        self._checked = True
+        slow = [scorer for scorer in map(find_scorer, names) if not scorer.quick]
+        if self.custom is not None or slow:
+            self._pool.start(tuple(sorted({module for scorer in slow for module in scorer.imports})))
+
+    def submit(self, samples: list[RewardInput]) -> RewardHandle:
+        """Start scoring. Quick built-in scorers are done when this returns."""
+        if not self._checked:
+            self.check(sample.data_source for sample in samples)
+        handle = RewardHandle(self, samples)
+        if self.custom is not None:
+            job = self._pool.submit(None, samples, self.config.timeout, self._chunk)
+            handle._jobs.append((job, list(range(len(samples)))))
+            return handle
+        check_data_sources({sample.data_source for sample in samples}, has_custom=False)
+        scorers = {name: find_scorer(name) for name in {sample.data_source for sample in samples}}
+        slow: dict[str, list[int]] = {}
+        for index, sample in enumerate(samples):
+            scorer = scorers[sample.data_source]
+            if scorer.quick:
+                handle._outcomes[index] = score_in_process(scorer.function, sample)
+            else:
+                slow.setdefault(sample.data_source, []).append(index)
+        for name, indices in slow.items():
+            scorer = scorers[name]
+            limit = min(scorer.timeout, self.config.timeout)
+            job = self._pool.submit(scorer.function, [samples[i] for i in indices], limit)
+            handle._jobs.append((job, indices))
+        return handle
+
+    def score(self, samples: list[RewardInput]) -> RewardResult:
+        """Scores of the samples, now."""
+        return self.submit(samples).result()
+
+    def assemble(self, samples: list[RewardInput], outcomes: list[Outcome]) -> RewardResult:
+        """Align outcomes with samples, count failures, apply the reward manager's shaping."""
+        failed = [i for i, outcome in enumerate(outcomes) if outcome.score is None]
+        messages = [f"sample {i}: {outcomes[i].error}" for i in failed[:MESSAGES_KEPT]]
+        if len(failed) > self.config.max_failure_ratio * len(samples):
+            raise RewardError(
+                f"{len(failed)} of {len(samples)} rewards failed, more than "
+                f"reward.max_failure_ratio={self.config.max_failure_ratio:g} allows. The first: {messages[0]}"
+            )
+        names = dict.fromkeys(name for outcome in outcomes for name in outcome.metrics)
+        result = RewardResult(
+            scores=[self.config.failure_score if o.score is None else o.score for o in outcomes],
+            metrics={name: [outcome.metrics.get(name) for outcome in outcomes] for name in names},
+            failed=failed,
+            failure_messages=messages,
+        )
+        return self._shape(samples, result)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._pool.close()

@@ -1,0 +1,92 @@
+"""From whatever a reward function returns or raises to an `Outcome`."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from verl.rewards.types import Outcome, RewardInput, ScoreFunction
+
+SHOWN_CHARACTERS = 300
+
+
+def call_arguments(sample: RewardInput) -> dict[str, Any]:
+    """The four keyword arguments of every reward function."""
+    return {
+        "data_source": sample.data_source,
+        "solution_str": sample.solution_str,
+        "ground_truth": sample.ground_truth,
+        "extra_info": sample.extra_info,
+    }
+
+
+def score_in_process(function: ScoreFunction, sample: RewardInput) -> Outcome:
+    """Call a quick, synchronous scorer here, without a time limit."""
+    try:
+        return read_outcome(function(**call_arguments(sample)), sample)
+    except Exception as error:
+        return failure(raised(error), sample)
+
+
+def read_outcome(value: Any, sample: RewardInput) -> Outcome:
+    """Check a returned value: a finite number, or a mapping with `score` and further metrics.
+
+    Numbers may be Python, numpy or 0-d tensors. A metric that is not a finite number (a string, None, NaN) counts as
+    not reported; a score that is not one makes the sample a failure.
+
+    >>> read_outcome({"score": True, "format": 0, "note": "x"}, RewardInput("d", "s"))
+    Outcome(score=1.0, metrics={'format': 0.0}, error='')
+    """
+    metrics: dict[str, float] = {}
+    score = value
+    if isinstance(value, Mapping):
+        if "score" not in value:
+            return failure(
+                f"the reward function returned a dict without 'score': it has {sorted(map(str, value))}", sample
+            )
+        score = value["score"]
+        numbers = {str(name): as_number(item) for name, item in value.items() if name != "score"}
+        metrics = {name: number for name, number in numbers.items() if number is not None}
+    number = as_number(score)
+    if number is None:
+        wanted = "return a finite number, or a dict with a finite number under 'score'"
+        return failure(f"the reward function returned {score!r:.100} ({type(score).__name__}); {wanted}", sample)
+    return Outcome(number, metrics)
+
+
+def as_number(value: Any) -> float | None:
+    """A finite float, or None. Anything with one element and `.item()` (numpy, torch) counts as a number."""
+    if not isinstance(value, Real) and callable(getattr(value, "item", None)):
+        try:
+            value = value.item()
+        except (ValueError, RuntimeError):
+            return None
+    if not isinstance(value, Real):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def raised(error: BaseException) -> str:
+    """What was raised, as the user's part of the traceback: the first frame is ours."""
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    return f"the reward function raised {type(error).__name__}\n{text}"
+
+
+def failure(reason: str, sample: RewardInput) -> Outcome:
+    """A failed outcome whose message shows the sample."""
+    head, _, details = reason.partition("\n")
+    message = (
+        f"{head}\n  data_source: {sample.data_source}\n  ground_truth: {_shown(sample.ground_truth)}\n"
+        f"  solution_str: {_shown(sample.solution_str)}"
+    )
+    return Outcome(None, {}, f"{message}\n{details}" if details else message)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text)} characters)"

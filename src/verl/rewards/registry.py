@@ -1,0 +1,108 @@
+"""Which scorer belongs to which data_source, and which reward managers there are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from verl.errors import RewardError
+from verl.rewards.types import RewardInput, RewardResult, ScoreFunction
+
+if TYPE_CHECKING:
+    from verl.config.schema import RewardConfig
+
+Shaper = Callable[[list[RewardInput], RewardResult], RewardResult]
+"""A reward manager's own part: from plain scores to rewards, for instance with a length penalty."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A score function and where it runs.
+
+    quick: it takes microseconds and cannot hang, so it runs in the trainer's process. Others run in worker processes.
+    timeout: seconds a sample, where that is below `reward.timeout`.
+    imports: modules that a worker imports as it starts, so that their loading does not count as a sample's time.
+    """
+
+    function: ScoreFunction
+    quick: bool = False
+    timeout: float = float("inf")
+    imports: tuple[str, ...] = ()
+
+
+_SCORERS: dict[str, Scorer] = {}
+_MANAGERS: dict[str, Callable[[RewardConfig], Shaper]] = {}
+
+
+def register_scorer(
+    *data_sources: str, quick: bool = False, timeout: float = float("inf"), imports: tuple[str, ...] = ()
+) -> Callable[[ScoreFunction], ScoreFunction]:
+    """Decorator: use this function for these data_sources. Names are case-insensitive and may hold `*` and `?`.
+
+    A later registration of the same name replaces the earlier one. A scorer that is not quick is sent to worker
+    processes by reference, so it has to live in an importable module.
+    """
+
+    def decorate(function: ScoreFunction) -> ScoreFunction:
+        for name in data_sources:
+            _SCORERS[name.lower()] = Scorer(function, quick, timeout, imports)
+        return function
+
+    return decorate
+
+
+def find_scorer(data_source: str) -> Scorer | None:
+    """The scorer of a data_source: of the exact name, else of the longest pattern that fits, else None."""
+    name = data_source.lower()
+    if name in _SCORERS:
+        return _SCORERS[name]
+    fitting = [pattern for pattern in _SCORERS if fnmatchcase(name, pattern)]
+    return _SCORERS[max(fitting, key=len)] if fitting else None
+
+
+def check_data_sources(names: Iterable[str], has_custom: bool) -> None:
+    """Raise RewardError for data_sources that nothing can score. A custom function scores every data_source."""
+    if has_custom:
+        return
+    known = sorted(_SCORERS)
+    unknown = sorted({name for name in names if find_scorer(name) is None})
+    if not unknown:
+        return
+    near = difflib.get_close_matches(unknown[0].lower(), known, n=1)
+    raise RewardError(
+        f"No scorer for data_source {', '.join(repr(name) for name in unknown)}."
+        + (f" Did you mean {near[0]!r}?" if near else "")
+        + f" Known: {', '.join(known)}. Correct the column 'data_source' of your data, or give a function of your own "
+        "with custom_reward_function.path=FILE.py custom_reward_function.name=FUNCTION."
+    )
+
+
+def register_reward_manager(
+    name: str,
+) -> Callable[[Callable[[RewardConfig], Shaper]], Callable[[RewardConfig], Shaper]]:
+    """Decorator for a factory: from `RewardConfig` to a function `(samples, result) -> result`."""
+
+    def decorate(factory: Callable[[RewardConfig], Shaper]) -> Callable[[RewardConfig], Shaper]:
+        _MANAGERS[name] = factory
+        return factory
+
+    return decorate
+
+
+def make_shaper(config: RewardConfig) -> Shaper:
+    """The reward manager that `reward.reward_manager.name` names."""
+    name = config.reward_manager.name
+    if name not in _MANAGERS:
+        near = difflib.get_close_matches(name, _MANAGERS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise RewardError(f"reward.reward_manager.name={name} is unknown.{hint} Known: {', '.join(sorted(_MANAGERS))}.")
+    return _MANAGERS[name](config)
+
+
+@register_reward_manager("naive")
+def naive(config: RewardConfig) -> Shaper:
+    """The score is the reward."""
+    return lambda samples, result: result

@@ -1,0 +1,15 @@
+"""Exact text: for small tasks whose answer has one spelling."""
+
+from typing import Any
+
+from verl.rewards.registry import register_scorer
+
+
+@register_scorer("tiny/*", quick=True)
+def score_exact(data_source: str, solution_str: str, ground_truth: Any, extra_info: dict) -> float:
+    """1 if the response is the ground truth and nothing else, white space at both ends aside.
+
+    >>> score_exact("tiny/add", " 42\\n", 42, {}), score_exact("tiny/add", "42 or 43", 42, {})
+    (1.0, 0.0)
+    """
+    return float(solution_str.strip() == str(ground_truth).strip())
