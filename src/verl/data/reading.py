@@ -1,0 +1,121 @@
+"""Rows from parquet and jsonl files, each with its file and row for later error messages."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl.errors import DataError
+
+FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as read. where: "FILE, row N" (parquet, from 0) or "FILE, line N" (jsonl, from 1)."""
+
+    where: str
+    fields: dict[str, Any]
+
+
+def list_files(spec: Any, key: str) -> list[Path]:
+    """Existing files named by a config value: one path, a list, or a text such as "a,b" or "[a,b]".
+
+    key: the config key, for messages. Raises DataError with the nearest name when a file is missing or has a wrong type.
+    """
+    if isinstance(spec, (str, Path)):
+        text = str(spec).strip()
+        if text.startswith("[") and text.endswith("]"):
+            spec = [part.strip().strip("'\"") for part in text[1:-1].split(",")]
+        elif "," in text and not Path(text).expanduser().exists():
+            spec = [part.strip() for part in text.split(",")]
+        else:
+            spec = [text]
+    paths = [Path(str(part)).expanduser() for part in spec or [] if str(part).strip()]
+    if not paths:
+        raise DataError(f"{key} names no file. Write {key}=FILE.parquet, or a list: {key}=[A.parquet,B.parquet].")
+    for path in paths:
+        _check_file(path, key)
+    return paths
+
+
+def _check_file(path: Path, key: str) -> None:
+    if path.is_dir():
+        inside = sorted(p.name for p in path.iterdir() if p.suffix in FORMATS)
+        listing = f"It holds {', '.join(inside[:10])}." if inside else "It holds no parquet or jsonl file."
+        raise DataError(f"{key}: {path} is a folder. {listing} Name the files.")
+    if not path.exists():
+        raise DataError(f"{key}: {path} does not exist. {_nearest(path)}")
+    if path.suffix not in FORMATS:
+        raise DataError(f"{key}: {path} is of type '{path.suffix}'. Convert it to .parquet or .jsonl.")
+
+
+def _nearest(path: Path) -> str:
+    if not path.parent.is_dir():
+        existing = next(parent for parent in path.absolute().parents if parent.is_dir())
+        return f"Its folder does not exist either; the nearest that does is {existing}."
+    files = sorted(p.name for p in path.parent.iterdir() if p.suffix in FORMATS)
+    if not files:
+        return f"There is no parquet or jsonl file in {path.parent}."
+    near = difflib.get_close_matches(path.name, files, n=1, cutoff=0.4) or files[:1]
+    return f"The nearest file there is {path.parent / near[0]}."
+
+
+def read_rows(path: Path, columns: list[str]) -> list[Row]:
+    """All rows of a file with those of `columns` that it has. Raises DataError when it is unreadable or empty."""
+    rows = _read_parquet(path, columns) if FORMATS[path.suffix] == "parquet" else list(_read_jsonl(path))
+    if not rows:
+        raise DataError(f"{path} has no rows. Write it again with at least one prompt, or leave it out of the list.")
+    return rows
+
+
+def _read_parquet(path: Path, columns: list[str]) -> list[Row]:
+    try:
+        file = pq.ParquetFile(path)
+        present = [name for name in columns if name in file.schema_arrow.names]
+        if not present:
+            raise DataError(f"{path} has none of the columns {columns}; it has {file.schema_arrow.names}.")
+        records = file.read(columns=present).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as parquet: {error}. Write it again.") from error
+    return [Row(f"{path}, row {number}", fields) for number, fields in enumerate(records)]
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 text: {error}. Write it again.") from error
+    if text.lstrip().startswith("["):
+        yield from _read_json_list(path, text)
+        return
+    # Not splitlines(): it also breaks at characters such as U+2028, which JSON strings may hold.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            fields = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where}: not JSON ({error}). Write one object a line.") from error
+        if not isinstance(fields, dict):
+            raise DataError(f"{where}: holds a {type(fields).__name__}. Write one object a line.")
+        yield Row(where, fields)
+
+
+def _read_json_list(path: Path, text: str) -> Iterator[Row]:
+    try:
+        records = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: not JSON ({error}). Write one object a line, or one list of objects.") from error
+    for number, fields in enumerate(records):
+        if not isinstance(fields, dict):
+            raise DataError(f"{path}, entry {number}: holds a {type(fields).__name__}. Write an object.")
+        yield Row(f"{path}, entry {number}", fields)
