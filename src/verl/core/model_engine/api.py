@@ -1,0 +1,70 @@
+"""What a training engine does, whatever shards it and wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from verl.data.batch import Ragged, SampleBatch
+
+
+@dataclass(frozen=True)
+class MicroBatching:
+    """Bound of one forward: a number of samples, or (max_samples None) a number of tokens."""
+
+    max_tokens: int
+    max_samples: int | None = None
+
+
+@dataclass(frozen=True)
+class TokenOutputs:
+    """What the model says of the N response tokens of a micro-batch: float32 [N] each, with gradients.
+
+    A policy gives log_probs and entropy (entropy has no meaning unless the loss asked for it); a value model gives values.
+    """
+
+    log_probs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+
+
+class TokenLoss(Protocol):
+    """A loss that sums over micro-batches.
+
+    The caller has put a column `loss_weights` into the mini-batch: what each token's loss counts for, already divided by
+    global counts. A loss is the sum of weight x token loss, so neither micro-batches nor ranks change it.
+
+    temperature: at which log-probs are taken. with_entropy: whether outputs.entropy is needed.
+    """
+
+    temperature: float
+    with_entropy: bool
+
+    def __call__(self, outputs: TokenOutputs, micro: SampleBatch) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor | float]]]:
+        """(scalar loss, metrics as (sum, count)); counts of a metric add up over micro-batches, and sum / count is logged."""
+
+
+class ModelEngine(Protocol):
+    """A model in training, or a frozen one."""
+
+    def log_probs(self, batch: SampleBatch, temperature: float, *, with_entropy: bool = False) -> tuple[Ragged, Ragged | None]:
+        """Log-probs (and entropy) of the response tokens, float32, on the CPU."""
+
+    def values(self, batch: SampleBatch) -> Ragged:
+        """Value of the state before each response token, float32, on the CPU."""
+
+    def train_batch(self, batch: SampleBatch, loss: TokenLoss) -> dict[str, float]:
+        """One optimizer update on all of `batch`; returns the loss's metrics, `grad_norm` and `lr`."""
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(name in the Hugging Face checkpoint, whole tensor) of every parameter; tied weights once."""
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of this model into `folder`."""
+
+    def load(self, folder: Path) -> None:
+        """Take over a checkpoint written by `save`, on any number of ranks."""

@@ -1,0 +1,127 @@
+"""Log-probabilities and entropy straight from hidden states, chunk by chunk.
+
+The logits of a chunk live only while that chunk is worked on, in the forward and again in the backward pass: memory is
+O(chunk x vocabulary), never O(tokens x vocabulary).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LOGITS_PER_CHUNK = 64 * 2**20
+
+
+def _chunk_size(vocab_size: int) -> int:
+    return max(64, LOGITS_PER_CHUNK // vocab_size)
+
+
+def _forward_chunk(logits: Tensor, labels: Tensor, inverse_temperature: float, with_entropy: bool):
+    scaled = logits.float() * inverse_temperature
+    normaliser = torch.logsumexp(scaled, dim=-1)
+    log_probs = scaled.gather(1, labels[:, None]).squeeze(1) - normaliser
+    if not with_entropy:
+        return log_probs, normaliser, log_probs
+    entropy = normaliser - (torch.exp(scaled - normaliser[:, None]) * scaled).sum(-1)
+    return log_probs, normaliser, entropy
+
+
+def _backward_chunk(
+    logits: Tensor,
+    labels: Tensor,
+    normaliser: Tensor,
+    entropy: Tensor,
+    grad_log_probs: Tensor,
+    grad_entropy: Tensor,
+    inverse_temperature: float,
+    with_entropy: bool,
+) -> Tensor:
+    """Gradient of the chunk's logits: d log p_y / dz = (1[y] - p) / T and dH / dz = -p (log p + H) / T."""
+    log_p = logits.float() * inverse_temperature - normaliser[:, None]
+    p = torch.exp(log_p)
+    grad = -p * grad_log_probs[:, None]
+    if with_entropy:
+        grad = grad - p * (log_p + entropy[:, None]) * grad_entropy[:, None]
+    grad = grad.scatter_add(1, labels[:, None], grad_log_probs[:, None])
+    return (grad * inverse_temperature).to(logits.dtype)
+
+
+_compiled: dict[str, object] = {}
+
+
+def _kernel(name: str, compiled: bool):
+    plain = {"forward": _forward_chunk, "backward": _backward_chunk}[name]
+    if not compiled:
+        return plain
+    if name not in _compiled:
+        _compiled[name] = torch.compile(plain, dynamic=True)
+    return _compiled[name]
+
+
+class _LinearLogProb(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, inverse_temperature, with_entropy, compiled):
+        chunk = _chunk_size(weight.shape[0])
+        kernel = _kernel("forward", compiled)
+        parts = [
+            kernel(h @ weight.t(), y, inverse_temperature, with_entropy)
+            for h, y in zip(hidden.split(chunk), labels.split(chunk))
+        ]
+        log_probs, normaliser, entropy = (torch.cat(p) for p in zip(*parts))
+        ctx.save_for_backward(hidden, weight, labels, normaliser, entropy)
+        ctx.options = (chunk, inverse_temperature, with_entropy, compiled)
+        return log_probs, entropy if with_entropy else torch.zeros_like(log_probs)
+
+    @staticmethod
+    def backward(ctx, grad_log_probs, grad_entropy):
+        hidden, weight, labels, normaliser, entropy = ctx.saved_tensors
+        chunk, inverse_temperature, with_entropy, compiled = ctx.options
+        kernel = _kernel("backward", compiled)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        for start in range(0, hidden.shape[0], chunk):
+            at = slice(start, start + chunk)
+            h = hidden[at]
+            grad_logits = kernel(
+                h @ weight.t(),
+                labels[at],
+                normaliser[at],
+                entropy[at],
+                grad_log_probs[at],
+                grad_entropy[at],
+                inverse_temperature,
+                with_entropy,
+            )
+            grad_hidden[at] = grad_logits @ weight
+            if grad_weight.dtype == grad_logits.dtype:
+                grad_weight.addmm_(grad_logits.t(), h)
+            else:
+                grad_weight += grad_logits.t() @ h
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+
+
+def linear_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float = 1.0,
+    *,
+    with_entropy: bool = False,
+    compiled: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each label, and the entropy of its distribution, under softmax(hidden @ weight.T / temperature).
+
+    Differentiable in hidden and weight, for both results.
+
+    Args:
+        hidden: [N, H]. weight: [V, H], same dtype. labels: int64 [N].
+        temperature: above 0. with_entropy: else the second result is zeros.
+        compiled: fuse the work on a chunk's logits with torch.compile (on a GPU).
+
+    Returns:
+        (log_probs, entropy), float32 [N], in nats.
+    """
+    if hidden.shape[0] == 0:
+        empty = hidden.float().sum(-1)
+        return empty, empty
+    return _LinearLogProb.apply(hidden, weight, labels, 1.0 / temperature, with_entropy, compiled)

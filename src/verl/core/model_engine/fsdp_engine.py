@@ -1,0 +1,249 @@
+"""The training engine: a Hugging Face model under FSDP2, padding-free, in micro-batches that leave the loss unchanged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from verl.config.schema import CheckpointConfig, FSDPConfig, OptimConfig
+from verl.core.checkpoint_engine.disk import load_sharded, save_hf_side, save_sharded
+from verl.core.model_engine.api import MicroBatching, TokenLoss, TokenOutputs
+from verl.core.model_engine.models import PolicyModel, ValueModel
+from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, move_state
+from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens
+from verl.core.model_engine.parallel import make_mesh, shard
+from verl.data.batch import Ragged, SampleBatch
+from verl.errors import CheckpointError
+
+
+class FSDPEngine:
+    """One model (`PolicyModel` or `ValueModel`) under FSDP2 with its optimizer; without `optim` it is frozen."""
+
+    def __init__(
+        self,
+        model: PolicyModel | ValueModel,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        fsdp: FSDPConfig,
+        train_limit: MicroBatching,
+        infer_limit: MicroBatching,
+        optim: OptimConfig | None = None,
+        total_updates: int = 0,
+        checkpoint: CheckpointConfig | None = None,
+        gradient_checkpointing: bool = False,
+        tokenizer=None,
+    ):
+        """Shard `model`, which must be on the CPU or on `device`.
+
+        Args:
+            dtype: of the computation. train_limit, infer_limit: bounds of one forward with and without gradients.
+            total_updates: length of the learning-rate schedule. tokenizer: saved beside the weights.
+        """
+        self.device, self.fsdp, self.optim_config = device, fsdp, optim
+        self.train_limit, self.infer_limit = train_limit, infer_limit
+        self.total_updates, self.updates = total_updates, 0
+        self.checkpoint = checkpoint or CheckpointConfig()
+        self.tokenizer = tokenizer
+        self.hf_config, self.generation_config = model.hf.config, getattr(model.hf, "generation_config", None)
+        model.requires_grad_(optim is not None)
+        if gradient_checkpointing and optim is not None:
+            model.hf.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train(optim is not None)
+        layer_classes = set(model.hf._no_split_modules or [])
+        self.model = shard(model.to(device), layer_classes, make_mesh(device), fsdp, dtype)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = make_optimizer(self.parameters, optim) if optim is not None else None
+        self._offload_parameters()
+
+    # ---- inference -------------------------------------------------------------------------------------------------
+
+    def log_probs(self, batch: SampleBatch, temperature: float, *, with_entropy: bool = False) -> tuple[Ragged, Ragged | None]:
+        """Log-probs (and entropy) of the response tokens at `temperature`: float32, on the CPU."""
+        out = self._infer(batch, lambda inputs: torch.stack(self.model(inputs, temperature, with_entropy), dim=1))
+        lengths = batch["response_ids"].lengths
+        return Ragged(out[:, 0].contiguous(), lengths), Ragged(out[:, 1].contiguous(), lengths) if with_entropy else None
+
+    def values(self, batch: SampleBatch) -> Ragged:
+        """Value of the state before each response token: float32, on the CPU."""
+        return Ragged(self._infer(batch, self.model), batch["response_ids"].lengths)
+
+    @torch.no_grad()
+    def _infer(self, batch: SampleBatch, forward) -> Tensor:
+        batch = SampleBatch({k: batch[k] for k in ("prompt_ids", "response_ids")})
+        groups = self._micro_batches(batch, self.infer_limit)
+        with self._resident():
+            parts = [forward(PackedInputs.make(batch.select(g), self.device)) for g in groups]
+            self.model.reshard()
+        values = torch.cat(parts).cpu()
+        order = torch.cat(groups)
+        if torch.equal(order, torch.arange(len(batch))):
+            return values
+        shuffled = Ragged(values, batch["response_ids"].lengths[order])
+        return shuffled.select(order.argsort()).values
+
+    def _micro_batches(self, batch: SampleBatch, limit: MicroBatching) -> list[Tensor]:
+        if limit.max_samples is not None:
+            count = self._most_over_ranks(-(-len(batch) // limit.max_samples))
+            return split_by_count(len(batch), -(-len(batch) // count))
+        groups = split_by_tokens(batch.token_counts, limit.max_tokens)
+        count = self._most_over_ranks(len(groups))
+        return groups if count == len(groups) else split_by_tokens(batch.token_counts, limit.max_tokens, count)
+
+    def _most_over_ranks(self, count: int) -> int:
+        """Every rank must run as many forwards as the others, since each gathers parameters with them."""
+        if dist.get_world_size() == 1:
+            return count
+        most = torch.tensor(count, device=self.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return int(most)
+
+    # ---- training --------------------------------------------------------------------------------------------------
+
+    def train_batch(self, batch: SampleBatch, loss: TokenLoss) -> dict[str, float]:
+        """One optimizer update on all of `batch`.
+
+        An update whose gradient is not finite is left out, and `skipped_updates` says so.
+
+        Returns:
+            the loss's metrics averaged over `batch`, with `grad_norm` (before clipping), `lr` and `skipped_updates`.
+        """
+        optimizer, config = self._training()
+        sums: dict[str, Tensor] = {}
+        with self._resident(), self._optimizer_resident():
+            for group in self._micro_batches(batch, self.train_limit):
+                micro = batch.select(group)
+                inputs = PackedInputs.make(micro, self.device)
+                value, metrics = loss(self._outputs(inputs, loss), micro.to(self.device))
+                value.backward()
+                for name, (total, count) in metrics.items():
+                    pair = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device).detach() for x in (total, count)])
+                    sums[name] = sums[name] + pair if name in sums else pair
+            norm = clip_gradients(self.parameters, config.clip_grad)
+            rate = learning_rate(self.updates, config, self.total_updates)
+            for param_group in optimizer.param_groups:
+                param_group["lr"] = rate
+            finite = bool(norm.isfinite())
+            if finite:
+                optimizer.step()
+            self.updates += 1
+            optimizer.zero_grad(set_to_none=True)
+            self.model.reshard()
+        return self._averages(sums) | {"grad_norm": float(norm), "lr": rate, "skipped_updates": float(not finite)}
+
+    def _training(self) -> tuple[torch.optim.AdamW, OptimConfig]:
+        if self.optimizer is None or self.optim_config is None:
+            raise RuntimeError("this engine was built without an optimizer: it cannot train")
+        return self.optimizer, self.optim_config
+
+    def _outputs(self, inputs: PackedInputs, loss: TokenLoss) -> TokenOutputs:
+        if isinstance(self.model, ValueModel):
+            return TokenOutputs(values=self.model(inputs))
+        log_probs, entropy = self.model(inputs, loss.temperature, loss.with_entropy)
+        return TokenOutputs(log_probs=log_probs, entropy=entropy)
+
+    def _averages(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        if not sums:
+            return {}
+        table = torch.stack([sums[name] for name in sorted(sums)])
+        if dist.get_world_size() > 1:
+            dist.all_reduce(table)
+        rows = table.tolist()
+        return {name: total / count if count else 0.0 for name, (total, count) in zip(sorted(sums), rows)}
+
+    # ---- where the state lives -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _resident(self) -> Iterator[None]:
+        """Parameters on the device within; back on the host after, if param_offload."""
+        if self.fsdp.param_offload and self.device.type == "cuda":
+            self.model.to(self.device)
+        try:
+            yield
+        finally:
+            self._offload_parameters()
+
+    def _offload_parameters(self) -> None:
+        if self.fsdp.param_offload and self.device.type == "cuda":
+            self.model.reshard()
+            self.model.to("cpu")
+
+    @contextlib.contextmanager
+    def _optimizer_resident(self) -> Iterator[None]:
+        moves = self.fsdp.optimizer_offload and self.device.type == "cuda" and not self.fsdp.offload_policy
+        if moves:
+            move_state(self.optimizer, self.device)
+        try:
+            yield
+        finally:
+            if moves:
+                move_state(self.optimizer, "cpu")
+
+    # ---- weights and checkpoints -----------------------------------------------------------------------------------
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(name in the Hugging Face checkpoint, whole tensor) of every parameter; tied weights once.
+
+        On one rank the tensors are the parameters themselves, not copies.
+        """
+        for name, parameter in self._named_parameters():
+            if isinstance(parameter, DTensor):
+                whole = parameter.to_local() if dist.get_world_size() == 1 else parameter.full_tensor()
+            else:
+                whole = parameter
+            yield name, whole.detach()
+
+    def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            yield name.removeprefix("hf."), parameter
+
+    def save(self, folder: Path) -> None:
+        """Write model/, optimizer/, extra.pt and huggingface/ (as checkpoint.save_contents says) into `folder`."""
+        contents = self.checkpoint.save_contents
+        if "model" in contents:
+            save_sharded({n: p.detach() for n, p in self._named_parameters()}, folder / "model")
+        if "optimizer" in contents and self.optimizer is not None:
+            save_sharded(self._optimizer_tensors(), folder / "optimizer")
+        if dist.get_rank() == 0:
+            if "extra" in contents:
+                torch.save({"updates": self.updates}, folder / "extra.pt")
+            save_hf_side(folder, self.hf_config, self.tokenizer, self.generation_config)
+
+    def load(self, folder: Path) -> None:
+        """Take over a checkpoint written by `save`, on any number of ranks.
+
+        Raises:
+            CheckpointError: a part that checkpoint.load_contents names is missing or does not fit this model.
+        """
+        contents = self.checkpoint.load_contents
+        with torch.no_grad():
+            if "model" in contents:
+                load_sharded({n: p.detach() for n, p in self._named_parameters()}, folder / "model")
+            if "optimizer" in contents and self.optimizer is not None:
+                load_sharded(self._optimizer_tensors(), folder / "optimizer")
+        if "extra" in contents:
+            path = folder / "extra.pt"
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing; leave 'extra' out of checkpoint.load_contents to start its schedule anew.")
+            self.updates = torch.load(path, weights_only=True)["updates"]
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """The optimizer's state by parameter name; state of a parameter that has had no update yet is made, as zeros."""
+        optimizer, _ = self._training()
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self._named_parameters():
+            if not parameter.requires_grad:
+                continue
+            state = optimizer.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            tensors |= {f"{name}.{key}": value for key, value in state.items()}
+        return tensors

@@ -1,0 +1,117 @@
+"""Models and tokenizers from a Hugging Face directory, the Hugging Face hub, or ModelScope."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from verl.core.model_engine import attention
+from verl.errors import ConfigError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def resolve_model_path(path: str, key: str = "actor_rollout_ref.model.path") -> str:
+    """A local directory, or a hub id as it is; with VERL_USE_MODELSCOPE=True an id is fetched from ModelScope.
+
+    Raises:
+        ConfigError: `path` looks like a directory and is none, or holds no config.json; or modelscope is not installed.
+    """
+    expanded = Path(path).expanduser()
+    if expanded.is_dir():
+        if not (expanded / "config.json").is_file():
+            raise ConfigError(f"{key}={path}: this directory has no config.json, so it is not a Hugging Face model.")
+        return str(expanded)
+    if path.startswith(("/", "./", "../", "~")) or path.count("/") > 1:
+        raise ConfigError(f"{key}={path}: no such directory. Give a Hugging Face model directory or a model id such as Qwen/Qwen2.5-0.5B-Instruct.")
+    if os.environ.get("VERL_USE_MODELSCOPE", "").lower() in ("true", "1"):
+        try:
+            from modelscope import snapshot_download
+        except ImportError:
+            raise ConfigError("VERL_USE_MODELSCOPE is set and modelscope is not installed: pip install 'reverl[modelscope]'") from None
+        return snapshot_download(path)
+    return path
+
+
+def _from_hub(what: str, path: str, key: str, load):
+    """Run `load()`, turning a hub's failure into words."""
+    try:
+        return load()
+    except OSError as e:
+        reason = str(e).strip().splitlines()[0]
+        raise ConfigError(f"{key}={path}: cannot load the {what}: {reason}") from e
+    except ValueError as e:
+        raise ConfigError(f"{key}={path}: cannot load the {what}: {e}") from e
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str = "actor_rollout_ref.model.path"):
+    """The tokenizer, with a pad token (the end token where the checkpoint names none)."""
+    from transformers import AutoTokenizer
+
+    tokenizer = _from_hub("tokenizer", path, key, lambda: AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code))
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"{key}={path}: the tokenizer has no end token (eos_token), so no response could ever end.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_config(path: str, *, trust_remote_code: bool = False, override: dict[str, Any] | None = None, key: str = "actor_rollout_ref.model.path"):
+    """config.json with `override` put over it."""
+    from transformers import AutoConfig
+
+    config = _from_hub("config", path, key, lambda: AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code))
+    for name, value in (override or {}).items():
+        if not hasattr(config, name):
+            raise ConfigError(f"{key.rsplit('.', 1)[0]}.override_config.{name}: {config.model_type} models have no such setting.")
+        setattr(config, name, value)
+    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        if getattr(config, name, 0):
+            setattr(config, name, 0.0)  # log-probs must not depend on a random mask
+    return config
+
+
+def load_policy(path: str, config, dtype: torch.dtype, *, trust_remote_code: bool = False) -> nn.Module:
+    """A causal language model in `dtype` with packed attention, on the CPU."""
+    from transformers import AutoModelForCausalLM
+
+    return _from_hub(
+        "model",
+        path,
+        "actor_rollout_ref.model.path",
+        lambda: AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=trust_remote_code
+        ),
+    )
+
+
+def load_value_model(path: str, config, dtype: torch.dtype, *, trust_remote_code: bool = False) -> nn.Module:
+    """A one-label token-classification model with packed attention; a head that the checkpoint lacks starts at zero."""
+    from transformers import AutoModelForTokenClassification
+
+    config.num_labels = 1
+    config.classifier_dropout = 0.0
+    config.hidden_dropout = 0.0
+
+    def load():
+        return AutoModelForTokenClassification.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+
+    model, info = _from_hub("value model", path, "critic.model.path", load)
+    if not hasattr(model, "score"):
+        raise ConfigError(f"critic.model.path={path}: {config.model_type} has no token-classification head named `score`; use a Qwen2, Qwen3, Llama or Mistral model.")
+    if any(name.startswith("score.") for name in info["missing_keys"]):
+        nn.init.zeros_(model.score.weight)
+        if model.score.bias is not None:
+            nn.init.zeros_(model.score.bias)
+    return model
