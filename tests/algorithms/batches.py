@@ -63,14 +63,14 @@ def loss_inputs(seed: int, spread: float = 0.3) -> PolicyLossInputs:
 
     old = -noise().abs() - 0.05
     return PolicyLossInputs(
-        log_probs=old + spread * noise(),
+        log_probs=(old + spread * noise()).clamp(max=-0.01),
         old_log_probs=old,
         advantages=noise(),
         mask=torch.rand(tokens, generator=g) < 0.8,
         lengths=lengths,
         weights=torch.ones(tokens, dtype=torch.float64),
         rollout_is_weights=noise().abs(),
-        rollout_log_probs=old + 0.1 * noise(),
+        rollout_log_probs=(old + 0.1 * noise()).clamp(max=-0.01),
     )
 
 

@@ -39,8 +39,8 @@ def overlong_penalty(response_lengths: Tensor, max_length: int, buffer: int, fac
     """
     if not 0 < buffer <= max_length:
         raise ValueError(f"overlong buffer has to be between 1 and max_length={max_length} tokens, not {buffer}")
-    over = (response_lengths - (max_length - buffer)).to(torch.float32)
-    return -factor * (over / buffer).clamp(0, 1)
+    room = (max_length - buffer - response_lengths).to(torch.float32)
+    return factor * (room / buffer).clamp(-1, 0)
 
 
 PF_PPO_METHODS = ("pow", "max_min", "max_random")
