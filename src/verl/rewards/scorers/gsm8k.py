@@ -9,7 +9,7 @@ from typing import Any
 from verl.rewards.registry import register_scorer
 
 # A minus sign counts where no operand stands before it: "5-3" holds 5 and 3.
-NUMBER = r"(?:(?<![\w).])[-−+])?(?:\\?[$£€¥])?[-−+]?(?:\d[\d,]*(?:\{,\}\d+)*(?:\.\d+)?|\.\d+)"
+NUMBER = r"(?:(?<![\w).])[-−+])?(?:\\?[$£€¥][-−+]?)?(?:\d[\d,]*(?:\{,\}\d+)*(?:\.\d+)?|\.\d+)"
 # What may stand between the mark and the number: space, Markdown emphasis, a LaTeX box or maths delimiter.
 DECORATION = r"(?:\\boxed\{|\\text\{|\\[(\[]|\\ |[\s*_`({\[=:]|\$(?=[\s\\*({$]))*"
 STRICT = re.compile(rf"####{DECORATION}({NUMBER})")
