@@ -1,11 +1,16 @@
 """Every spelling of an answer that models use, and what it is worth."""
 
+import itertools
+import json
 import time
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
 from verl.rewards.scorers.gsm8k import flexible_answer, score_gsm8k, strict_answer
+
+REAL = Path(__file__).parents[4] / "shared" / "data" / "gsm8k" / "test.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -83,3 +88,13 @@ def test_time_grows_with_length_not_its_square(text):
     strict_answer(text)
     flexible_answer(text)
     assert time.process_time() - start < 2.0  # measured: 0.1 to 0.3 s; quadratic would be minutes
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason="the real GSM8K is not beside this checkout")
+def test_every_reference_solution_is_right_and_no_other_problems_is():
+    records = [json.loads(line) for line in REAL.open(encoding="utf-8")]
+    truths = [record["answer"].split("####")[1].strip() for record in records]
+    scores = [score_gsm8k("", r["answer"], truth, {})["score"] for r, truth in zip(records, truths, strict=True)]
+    assert scores == [1.0] * 1319
+    shifted = [score_gsm8k("", r["answer"], truth, {})["score"] for r, truth in zip(records, truths[1:], strict=False)]
+    assert sum(shifted) == sum(a == b for a, b in itertools.pairwise(truths))

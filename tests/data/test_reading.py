@@ -1,0 +1,104 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from verl.data.reading import list_files, read_rows
+from verl.errors import DataError
+
+from .conftest import row
+
+COLUMNS = ["prompt", "data_source"]
+
+
+@pytest.fixture
+def two(write):
+    return [write([row("w1")], "a.parquet"), write([row("w2")], "b.jsonl")]
+
+
+@pytest.mark.parametrize("form", [list, ",".join, lambda p: f"[{p[0]}, {p[1]}]", lambda p: f"['{p[0]}','{p[1]}']"])
+def test_files_as_list_or_text(two, form):
+    assert list_files(form(two), "data.train_files") == [Path(path) for path in two]
+
+
+def test_one_file_and_home(two, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path(two[0]).parent))
+    assert list_files(two[0], "k") == [Path(two[0])]
+    assert list_files("~/a.parquet", "k") == [Path(two[0])]
+
+
+def test_a_comma_in_a_name(write):
+    path = write([row("w1")], "a,b.jsonl")
+    assert list_files(path, "k") == [Path(path)]
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], "[]"])
+def test_no_file(nothing):
+    with pytest.raises(DataError, match=r"data.val_files names no file"):
+        list_files(nothing, "data.val_files")
+
+
+def test_missing_file_names_the_nearest(two):
+    folder = Path(two[0]).parent
+    with pytest.raises(
+        DataError, match=rf"data.train_files: .*bb.jsonl does not exist. The nearest .* {folder}/b.jsonl"
+    ):
+        list_files(str(folder / "bb.jsonl"), "data.train_files")
+    with pytest.raises(DataError, match=rf"folder does not exist either; the nearest that does is {folder}\."):
+        list_files(str(folder / "no" / "where" / "b.jsonl"), "k")
+
+
+def test_a_folder_and_a_wrong_type(two):
+    folder = Path(two[0]).parent
+    with pytest.raises(DataError, match=r"is a folder. It holds a.parquet, b.jsonl"):
+        list_files(str(folder), "k")
+    (folder / "c.csv").write_text("a,b")
+    with pytest.raises(DataError, match=r"c.csv is of type '.csv'. Convert it to .parquet or .jsonl"):
+        list_files(str(folder / "c.csv"), "k")
+
+
+def test_rows_know_their_place(two):
+    (parquet,) = read_rows(Path(two[0]), COLUMNS)
+    (line,) = read_rows(Path(two[1]), COLUMNS)
+    assert parquet.where == f"{two[0]}, row 0"
+    assert line.where == f"{two[1]}, line 1"
+    assert parquet.fields == {"prompt": [{"role": "user", "content": "w1"}], "data_source": "openai/gsm8k"}
+
+
+def test_jsonl_with_blank_lines_and_line_separators_inside_texts(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "one\u2028two"}\n\n{"prompt": "three"}\n', encoding="utf-8")
+    rows = read_rows(path, COLUMNS)
+    assert [(r.where[-6:], r.fields["prompt"]) for r in rows] == [("line 1", "one\u2028two"), ("line 3", "three")]
+
+
+def test_a_list_of_objects(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"prompt": "a"}, {"prompt": "b"}]))
+    assert [r.fields["prompt"] for r in read_rows(path, COLUMNS)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"prompt": "a"}\n{"prompt": \n', "line 2: not JSON"),
+        ('{"prompt": "a"}\n"b"\n', "line 2: holds a str"),
+        ('[{"prompt": "a"}, 3]', "entry 1: holds a int"),
+        ('[{"prompt"', "not JSON"),
+        ("\n\n", "has no rows"),
+    ],
+)
+def test_bad_jsonl(tmp_path, text, said):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=said):
+        read_rows(path, COLUMNS)
+
+
+def test_bad_parquet(tmp_path, write):
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"not parquet at all")
+    with pytest.raises(DataError, match=r"broken.parquet cannot be read as parquet"):
+        read_rows(broken, COLUMNS)
+    with pytest.raises(DataError, match=r"none of the columns .*; it has \['question'\]"):
+        read_rows(Path(write([{"question": "a"}])), COLUMNS)
