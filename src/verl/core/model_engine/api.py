@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from verl.core.model_engine.metrics import Metric
 from verl.data.batch import Ragged, SampleBatch
 
 
@@ -44,14 +45,16 @@ class TokenLoss(Protocol):
     temperature: float
     with_entropy: bool
 
-    def __call__(self, outputs: TokenOutputs, micro: SampleBatch) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor | float]]]:
-        """(scalar loss, metrics as (sum, count)); counts of a metric add up over micro-batches, and sum / count is logged."""
+    def __call__(self, outputs: TokenOutputs, micro: SampleBatch) -> tuple[Tensor, dict[str, Metric]]:
+        """(scalar loss, metrics)."""
 
 
 class ModelEngine(Protocol):
     """A model in training, or a frozen one."""
 
-    def log_probs(self, batch: SampleBatch, temperature: float, *, with_entropy: bool = False) -> tuple[Ragged, Ragged | None]:
+    def log_probs(
+        self, batch: SampleBatch, temperature: float, *, with_entropy: bool = False
+    ) -> tuple[Ragged, Ragged | None]:
         """Log-probs (and entropy) of the response tokens, float32, on the CPU."""
 
     def values(self, batch: SampleBatch) -> Ragged:

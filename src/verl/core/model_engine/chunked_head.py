@@ -22,7 +22,8 @@ def _forward_chunk(logits: Tensor, labels: Tensor, inverse_temperature: float, w
     log_probs = scaled.gather(1, labels[:, None]).squeeze(1) - normaliser
     if not with_entropy:
         return log_probs, normaliser, log_probs
-    entropy = normaliser - (torch.exp(scaled - normaliser[:, None]) * scaled).sum(-1)
+    log_p = scaled - normaliser[:, None]
+    entropy = -(torch.exp(log_p) * log_p).sum(-1)
     return log_probs, normaliser, entropy
 
 

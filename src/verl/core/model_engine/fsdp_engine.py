@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from verl.config.schema import CheckpointConfig, FSDPConfig, OptimConfig
 from verl.core.checkpoint_engine.disk import load_sharded, save_hf_side, save_sharded
 from verl.core.model_engine.api import MicroBatching, TokenLoss, TokenOutputs
+from verl.core.model_engine.metrics import Metric, merge_into, reduce
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, move_state
 from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens
@@ -64,11 +65,15 @@ class FSDPEngine:
 
     # ---- inference -------------------------------------------------------------------------------------------------
 
-    def log_probs(self, batch: SampleBatch, temperature: float, *, with_entropy: bool = False) -> tuple[Ragged, Ragged | None]:
+    def log_probs(
+        self, batch: SampleBatch, temperature: float, *, with_entropy: bool = False
+    ) -> tuple[Ragged, Ragged | None]:
         """Log-probs (and entropy) of the response tokens at `temperature`: float32, on the CPU."""
         out = self._infer(batch, lambda inputs: torch.stack(self.model(inputs, temperature, with_entropy), dim=1))
         lengths = batch["response_ids"].lengths
-        return Ragged(out[:, 0].contiguous(), lengths), Ragged(out[:, 1].contiguous(), lengths) if with_entropy else None
+        return Ragged(out[:, 0].contiguous(), lengths), Ragged(
+            out[:, 1].contiguous(), lengths
+        ) if with_entropy else None
 
     def values(self, batch: SampleBatch) -> Ragged:
         """Value of the state before each response token: float32, on the CPU."""
@@ -115,16 +120,14 @@ class FSDPEngine:
             the loss's metrics averaged over `batch`, with `grad_norm` (before clipping), `lr` and `skipped_updates`.
         """
         optimizer, config = self._training()
-        sums: dict[str, Tensor] = {}
+        totals: dict[str, Metric] = {}
         with self._resident(), self._optimizer_resident():
             for group in self._micro_batches(batch, self.train_limit):
                 micro = batch.select(group)
                 inputs = PackedInputs.make(micro, self.device)
                 value, metrics = loss(self._outputs(inputs, loss), micro.to(self.device))
                 value.backward()
-                for name, (total, count) in metrics.items():
-                    pair = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device).detach() for x in (total, count)])
-                    sums[name] = sums[name] + pair if name in sums else pair
+                merge_into(totals, metrics)
             norm = clip_gradients(self.parameters, config.clip_grad)
             rate = learning_rate(self.updates, config, self.total_updates)
             for param_group in optimizer.param_groups:
@@ -135,7 +138,11 @@ class FSDPEngine:
             self.updates += 1
             optimizer.zero_grad(set_to_none=True)
             self.model.reshard()
-        return self._averages(sums) | {"grad_norm": float(norm), "lr": rate, "skipped_updates": float(not finite)}
+        return reduce(totals, self.device) | {
+            "grad_norm": float(norm),
+            "lr": rate,
+            "skipped_updates": float(not finite),
+        }
 
     def _training(self) -> tuple[torch.optim.AdamW, OptimConfig]:
         if self.optimizer is None or self.optim_config is None:
@@ -147,15 +154,6 @@ class FSDPEngine:
             return TokenOutputs(values=self.model(inputs))
         log_probs, entropy = self.model(inputs, loss.temperature, loss.with_entropy)
         return TokenOutputs(log_probs=log_probs, entropy=entropy)
-
-    def _averages(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        if not sums:
-            return {}
-        table = torch.stack([sums[name] for name in sorted(sums)])
-        if dist.get_world_size() > 1:
-            dist.all_reduce(table)
-        rows = table.tolist()
-        return {name: total / count if count else 0.0 for name, (total, count) in zip(sorted(sums), rows)}
 
     # ---- where the state lives -------------------------------------------------------------------------------------
 
@@ -230,7 +228,9 @@ class FSDPEngine:
         if "extra" in contents:
             path = folder / "extra.pt"
             if not path.is_file():
-                raise CheckpointError(f"{path} is missing; leave 'extra' out of checkpoint.load_contents to start its schedule anew.")
+                raise CheckpointError(
+                    f"{path} is missing; leave 'extra' out of checkpoint.load_contents to start its schedule anew."
+                )
             self.updates = torch.load(path, weights_only=True)["updates"]
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:

@@ -27,12 +27,16 @@ def resolve_model_path(path: str, key: str = "actor_rollout_ref.model.path") -> 
             raise ConfigError(f"{key}={path}: this directory has no config.json, so it is not a Hugging Face model.")
         return str(expanded)
     if path.startswith(("/", "./", "../", "~")) or path.count("/") > 1:
-        raise ConfigError(f"{key}={path}: no such directory. Give a Hugging Face model directory or a model id such as Qwen/Qwen2.5-0.5B-Instruct.")
+        raise ConfigError(
+            f"{key}={path}: no such directory. Give a Hugging Face model directory or a model id such as Qwen/Qwen2.5-0.5B-Instruct."
+        )
     if os.environ.get("VERL_USE_MODELSCOPE", "").lower() in ("true", "1"):
         try:
             from modelscope import snapshot_download
         except ImportError:
-            raise ConfigError("VERL_USE_MODELSCOPE is set and modelscope is not installed: pip install 'reverl[modelscope]'") from None
+            raise ConfigError(
+                "VERL_USE_MODELSCOPE is set and modelscope is not installed: pip install 'reverl[modelscope]'"
+            ) from None
         return snapshot_download(path)
     return path
 
@@ -52,7 +56,9 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str = "ac
     """The tokenizer, with a pad token (the end token where the checkpoint names none)."""
     from transformers import AutoTokenizer
 
-    tokenizer = _from_hub("tokenizer", path, key, lambda: AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code))
+    tokenizer = _from_hub(
+        "tokenizer", path, key, lambda: AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    )
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"{key}={path}: the tokenizer has no end token (eos_token), so no response could ever end.")
     if tokenizer.pad_token_id is None:
@@ -60,14 +66,24 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str = "ac
     return tokenizer
 
 
-def load_config(path: str, *, trust_remote_code: bool = False, override: dict[str, Any] | None = None, key: str = "actor_rollout_ref.model.path"):
+def load_config(
+    path: str,
+    *,
+    trust_remote_code: bool = False,
+    override: dict[str, Any] | None = None,
+    key: str = "actor_rollout_ref.model.path",
+):
     """config.json with `override` put over it."""
     from transformers import AutoConfig
 
-    config = _from_hub("config", path, key, lambda: AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code))
+    config = _from_hub(
+        "config", path, key, lambda: AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    )
     for name, value in (override or {}).items():
         if not hasattr(config, name):
-            raise ConfigError(f"{key.rsplit('.', 1)[0]}.override_config.{name}: {config.model_type} models have no such setting.")
+            raise ConfigError(
+                f"{key.rsplit('.', 1)[0]}.override_config.{name}: {config.model_type} models have no such setting."
+            )
         setattr(config, name, value)
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
         if getattr(config, name, 0):
@@ -109,7 +125,9 @@ def load_value_model(path: str, config, dtype: torch.dtype, *, trust_remote_code
 
     model, info = _from_hub("value model", path, "critic.model.path", load)
     if not hasattr(model, "score"):
-        raise ConfigError(f"critic.model.path={path}: {config.model_type} has no token-classification head named `score`; use a Qwen2, Qwen3, Llama or Mistral model.")
+        raise ConfigError(
+            f"critic.model.path={path}: {config.model_type} has no token-classification head named `score`; use a Qwen2, Qwen3, Llama or Mistral model."
+        )
     if any(name.startswith("score.") for name in info["missing_keys"]):
         nn.init.zeros_(model.score.weight)
         if model.score.bias is not None:

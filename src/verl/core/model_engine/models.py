@@ -29,7 +29,9 @@ class _Packed(nn.Module):
     def __init__(self, hf: nn.Module):
         super().__init__()
         if hf.config._attn_implementation != attention.NAME:
-            raise ValueError(f"load the model with attn_implementation='{attention.NAME}', not '{hf.config._attn_implementation}'")
+            raise ValueError(
+                f"load the model with attn_implementation='{attention.NAME}', not '{hf.config._attn_implementation}'"
+            )
         self.hf = hf
 
     def hidden_states(self, inputs: PackedInputs) -> Tensor:
@@ -55,7 +57,9 @@ class PolicyModel(_Packed):
         """(log_probs, entropy) of the N response tokens at `temperature`: float32 [N] each."""
         head = self.hf.get_output_embeddings()
         if head.bias is not None:
-            raise ConfigError(f"{self.hf.config.model_type} models have a bias in their output layer, which is not supported.")
+            raise ConfigError(
+                f"{self.hf.config.model_type} models have a bias in their output layer, which is not supported."
+            )
         return linear_log_probs(
             self.hidden_states(inputs),
             head.weight,

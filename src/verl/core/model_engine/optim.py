@@ -13,7 +13,9 @@ from verl.config.schema import OptimConfig
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
     betas = (config.betas[0], config.betas[1])
-    return torch.optim.AdamW(parameters, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+    )
 
 
 def learning_rate(update: int, config: OptimConfig, total_updates: int) -> float:
@@ -26,7 +28,9 @@ def learning_rate(update: int, config: OptimConfig, total_updates: int) -> float
     >>> [learning_rate(u, c, 10) for u in range(4)]
     [0.5, 1.0, 1.0, 1.0]
     """
-    warmup = config.lr_warmup_steps if config.lr_warmup_steps >= 0 else int(config.lr_warmup_steps_ratio * total_updates)
+    warmup = (
+        config.lr_warmup_steps if config.lr_warmup_steps >= 0 else int(config.lr_warmup_steps_ratio * total_updates)
+    )
     if update < warmup:
         return config.lr * (update + 1) / warmup
     if config.lr_scheduler_type == "constant":

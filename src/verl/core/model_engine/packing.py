@@ -89,7 +89,8 @@ def split_by_tokens(token_counts: Tensor, max_tokens: int, min_groups: int = 1) 
     """
     counts = token_counts.tolist()
     order = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
-    fewest = max(min_groups, -(-sum(counts) // max_tokens), 1)
+    fitting = sum(c for c in counts if c <= max_tokens)
+    fewest = max(min_groups, sum(c > max_tokens for c in counts) + -(-fitting // max_tokens), 1)
     for num_groups in range(min(fewest, len(counts)), len(counts) + 1):
         heap = [(0, g) for g in range(num_groups)]
         groups: list[list[int]] = [[] for _ in range(num_groups)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import timedelta
 
 import torch
@@ -18,7 +19,9 @@ def ensure_process_group(device: torch.device, timeout_seconds: int) -> None:
     if dist.is_initialized():
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=timeout_seconds))
+    dist.init_process_group(
+        backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=timeout_seconds)
+    )
 
 
 def make_mesh(device: torch.device) -> DeviceMesh:
@@ -26,7 +29,9 @@ def make_mesh(device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
 
 
-def shard(model: nn.Module, layer_classes: set[str], mesh: DeviceMesh, config: FSDPConfig, dtype: torch.dtype) -> nn.Module:
+def shard(
+    model: nn.Module, layer_classes: set[str], mesh: DeviceMesh, config: FSDPConfig, dtype: torch.dtype
+) -> nn.Module:
     """Wrap each decoder layer, then the whole, with FSDP2.
 
     Gradients are summed over ranks, not averaged: losses are already divided by global counts.
@@ -36,14 +41,16 @@ def shard(model: nn.Module, layer_classes: set[str], mesh: DeviceMesh, config: F
         dtype: of the computation; gradients are reduced in float32.
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    offload: OffloadPolicy = CPUOffloadPolicy() if config.offload_policy and mesh.device_type == "cuda" else OffloadPolicy()
+    offload: OffloadPolicy = (
+        CPUOffloadPolicy() if config.offload_policy and mesh.device_type == "cuda" else OffloadPolicy()
+    )
     options = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
     layers = [m for m in model.modules() if type(m).__name__ in layer_classes]
     for layer in layers:
         fully_shard(layer, reshard_after_forward=config.reshard_after_forward and mesh.size() > 1, **options)
     fully_shard(model, reshard_after_forward=False, **options)
     if config.forward_prefetch:
-        for layer, following in zip(layers, layers[1:]):
+        for layer, following in itertools.pairwise(layers):
             layer.set_modules_to_forward_prefetch([following])
     if mesh.size() > 1:
         for module in model.modules():

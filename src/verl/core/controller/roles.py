@@ -1,0 +1,173 @@
+"""Which engines a run has, and how they are built on the devices that it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from verl.config.batch_plan import BatchPlan
+from verl.config.derived import needs_reference, num_devices
+from verl.config.schema import FSDPConfig, PPOConfig
+from verl.core.model_engine.api import MicroBatching, ModelEngine
+from verl.core.model_engine.fsdp_engine import FSDPEngine
+from verl.core.model_engine.loading import DTYPES, load_config, load_policy, load_value_model, resolve_model_path
+from verl.core.model_engine.models import PolicyModel, ValueModel
+from verl.core.model_engine.parallel import ensure_process_group
+from verl.core.rollout_engine.api import RolloutEngine
+from verl.core.rollout_engine.factory import make_rollout_engine
+from verl.errors import ConfigError
+
+
+@dataclass
+class Roles:
+    """The engines of a run. ref and critic are None where the algorithm needs none.
+
+    notices: what the user should know about how they were placed.
+    """
+
+    actor: ModelEngine
+    rollout: RolloutEngine
+    ref: ModelEngine | None = None
+    critic: ModelEngine | None = None
+    notices: list[str] = field(default_factory=list)
+
+    def sync_weights(self, version: int) -> None:
+        """Bring the actor's weights into the rollout engine, which is awake after this."""
+        self.rollout.wake()
+        self.rollout.load_weights(self.actor.export_weights(), version)
+
+    def close(self) -> None:
+        self.rollout.close()
+
+
+def choose_device(wanted: str | None) -> torch.device:
+    """`wanted`, or cuda where there is one.
+
+    Raises:
+        ConfigError: cuda is asked for and there is none.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "trainer.device=cuda: this machine has no usable GPU. Leave trainer.device out to run on the CPU."
+        )
+    return torch.device("cuda", 0) if wanted != "cpu" and torch.cuda.is_available() else torch.device("cpu")
+
+
+def build_roles(
+    config: PPOConfig, plan: BatchPlan, device: torch.device, model_path: str, tokenizer: Any, with_critic: bool
+) -> Roles:
+    """All engines on one device, in this process.
+
+    Raises:
+        ConfigError: more than one device is asked for, or a model cannot be loaded.
+    """
+    if num_devices(config.trainer) > 1:
+        raise ConfigError(
+            f"trainer.nnodes={config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}: this version "
+            "trains on one device. Set trainer.nnodes=1 trainer.n_gpus_per_node=1."
+        )
+    ensure_process_group(device, config.actor_rollout_ref.nccl_timeout)
+    section = config.actor_rollout_ref
+    actor, model_config = _build_actor(config, plan, device, model_path, tokenizer)
+    notices = [] if device.type == "cuda" else ["no GPU is used: training and generation run on this machine's CPU."]
+    rollout, reason = make_rollout_engine(
+        section.rollout,
+        model_path=model_path,
+        hf_config=model_config,
+        device=device,
+        trainer_weights=dict(actor.export_weights()),
+        trainer_dtype=DTYPES[section.actor.fsdp_config.model_dtype],
+        max_prompt_length=config.data.max_prompt_length,
+        max_response_length=config.data.max_response_length,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    notices += [reason] if reason else []
+    ref = _build_ref(config, device, model_path) if needs_reference(config) else None
+    critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
+    return Roles(actor, rollout, ref, critic, notices)
+
+
+def _compute_dtype(fsdp: FSDPConfig, device: torch.device) -> torch.dtype:
+    """What the model computes in: as set, else bf16 on a GPU and the weights' precision on a CPU."""
+    return DTYPES[fsdp.dtype or ("bf16" if device.type == "cuda" else fsdp.model_dtype)]
+
+
+def _limit(max_tokens: int, max_samples: int | None, dynamic: bool) -> MicroBatching:
+    return MicroBatching(max_tokens, None if dynamic else max_samples)
+
+
+def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model_path: str, tokenizer: Any):
+    section, model = config.actor_rollout_ref, config.actor_rollout_ref.model
+    actor, rollout = section.actor, section.rollout
+    hf_config = load_config(model_path, trust_remote_code=model.trust_remote_code, override=model.override_config)
+    hf = load_policy(
+        model_path, hf_config, DTYPES[actor.fsdp_config.model_dtype], trust_remote_code=model.trust_remote_code
+    )
+    engine = FSDPEngine(
+        PolicyModel(hf, compiled=actor.use_torch_compile),
+        device=device,
+        dtype=_compute_dtype(actor.fsdp_config, device),
+        fsdp=actor.fsdp_config,
+        train_limit=_limit(actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu, actor.use_dynamic_bsz),
+        infer_limit=_limit(
+            rollout.log_prob_max_token_len_per_gpu,
+            rollout.log_prob_micro_batch_size_per_gpu,
+            rollout.log_prob_use_dynamic_bsz,
+        ),
+        optim=actor.optim,
+        total_updates=plan.actor.total_updates,
+        checkpoint=actor.checkpoint,
+        gradient_checkpointing=model.enable_gradient_checkpointing,
+        tokenizer=tokenizer,
+    )
+    return engine, hf_config
+
+
+def _build_ref(config: PPOConfig, device: torch.device, model_path: str) -> FSDPEngine:
+    """The frozen policy, kept in the precision that the actor computes in: its log-probs equal the actor's first ones."""
+    section, ref = config.actor_rollout_ref, config.actor_rollout_ref.ref
+    dtype = _compute_dtype(section.actor.fsdp_config, device)
+    hf_config = load_config(
+        model_path, trust_remote_code=section.model.trust_remote_code, override=section.model.override_config
+    )
+    hf = load_policy(model_path, hf_config, dtype, trust_remote_code=section.model.trust_remote_code)
+    limit = _limit(
+        ref.log_prob_max_token_len_per_gpu, ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz
+    )
+    return FSDPEngine(
+        PolicyModel(hf, compiled=section.actor.use_torch_compile),
+        device=device,
+        dtype=dtype,
+        fsdp=ref.fsdp_config,
+        train_limit=limit,
+        infer_limit=limit,
+    )
+
+
+def _build_critic(config: PPOConfig, plan: BatchPlan, device: torch.device, tokenizer: Any) -> FSDPEngine:
+    critic, model = config.critic, config.critic.model
+    path = resolve_model_path(model.path, "critic.model.path")
+    hf_config = load_config(
+        path, trust_remote_code=model.trust_remote_code, override=model.override_config, key="critic.model.path"
+    )
+    hf = load_value_model(
+        path, hf_config, DTYPES[critic.fsdp_config.model_dtype], trust_remote_code=model.trust_remote_code
+    )
+    limit = _limit(critic.ppo_max_token_len_per_gpu, critic.ppo_micro_batch_size_per_gpu, critic.use_dynamic_bsz)
+    if plan.critic is None:
+        raise ValueError("the batch plan has no critic")
+    return FSDPEngine(
+        ValueModel(hf),
+        device=device,
+        dtype=_compute_dtype(critic.fsdp_config, device),
+        fsdp=critic.fsdp_config,
+        train_limit=limit,
+        infer_limit=limit,
+        optim=critic.optim,
+        total_updates=plan.critic.total_updates,
+        checkpoint=critic.checkpoint,
+        gradient_checkpointing=model.enable_gradient_checkpointing,
+        tokenizer=tokenizer,
+    )

@@ -1,0 +1,73 @@
+"""A run's whole state to disk and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from verl.config.compose import to_yaml
+from verl.core.checkpoint_engine.store import step_of
+from verl.errors import CheckpointError
+from verl.trainer.run import Run
+
+STATE = "trainer.json"
+
+
+def save(run: Run) -> Path:
+    """Write global_step_N for the steps done so far; it is whole or not there at all."""
+    with run.store.writing(run.step) as folder:
+        run.roles.actor.save(folder / "actor")
+        if run.roles.critic is not None:
+            run.roles.critic.save(folder / "critic")
+        state = {
+            "step": run.step,
+            "sampler": run.sampler.state_dict(),
+            "kl_control": run.kl_control.state_dict() if run.kl_control else None,
+        }
+        (folder / STATE).write_text(json.dumps(state, indent=1))
+        (folder / "config.yaml").write_text(to_yaml(run.config))
+        torch.save(random_state(), folder / "random.pt")
+    return run.store.folder / f"global_step_{run.step}"
+
+
+def resume(run: Run, folder: Path) -> None:
+    """Take over the state in `folder` (a global_step_N).
+
+    Raises:
+        CheckpointError: a part is missing or does not fit this run.
+    """
+    path = folder / STATE
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: {folder} was not written by this trainer, or not wholly.")
+    state = json.loads(path.read_text())
+    run.roles.actor.load(folder / "actor")
+    if run.roles.critic is not None:
+        if not (folder / "critic").is_dir():
+            raise CheckpointError(
+                f"{folder} has no critic, which algorithm.adv_estimator={run.estimator.name} needs: it was written by a run "
+                "without one. Use the estimator of that run, or start anew with trainer.resume_mode=disable."
+            )
+        run.roles.critic.load(folder / "critic")
+    run.step = state["step"]
+    for notice in run.sampler.load_state_dict(state["sampler"]):
+        run.tracker.notice(notice)
+    if run.kl_control is not None and state["kl_control"] is not None:
+        run.kl_control.load_state_dict(state["kl_control"])
+    restore_random_state(torch.load(folder / "random.pt", weights_only=True))
+    run.tracker.notice(f"resumed from {folder}: {step_of(folder)} steps are done.")
+
+
+def random_state() -> dict[str, torch.Tensor]:
+    """Torch's generators on this process."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

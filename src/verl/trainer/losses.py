@@ -1,0 +1,131 @@
+"""What the actor and the critic minimise: the registry's losses in the form that a model engine takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from verl.algorithms.aggregate import loss_weights
+from verl.algorithms.inputs import PolicyLossInputs, PolicyLossOptions
+from verl.algorithms.kl import kl_estimate
+from verl.algorithms.registry import PolicyLoss
+from verl.algorithms.value_loss import value_loss
+from verl.core.model_engine.api import TokenOutputs
+from verl.core.model_engine.metrics import Metric
+from verl.data.batch import Ragged, SampleBatch
+
+Metrics = dict[str, Metric]
+
+
+def with_loss_weights(batch: SampleBatch, mode: str, scale: float) -> SampleBatch:
+    """`batch` (a whole mini-batch) with the column `loss_weights`, so that it may be split in any way after this."""
+    mask = batch["response_mask"]
+    weights = loss_weights(mask.values, mask.lengths, mode, scale=scale)
+    return batch.with_columns(loss_weights=mask.with_values(weights))
+
+
+def select_tokens(batch: SampleBatch, loss: PolicyLoss, options: PolicyLossOptions) -> SampleBatch:
+    """`batch` (a whole mini-batch) with the column `selection`, for a loss that picks tokens over the mini-batch."""
+    if loss.prepare is None:
+        return batch
+    old = batch["old_log_probs"]
+    inputs = PolicyLossInputs(
+        log_probs=old.values,
+        old_log_probs=old.values,
+        advantages=batch["advantages"].values,
+        mask=batch["response_mask"].values,
+        lengths=old.lengths,
+        weights=batch["loss_weights"].values,
+    )
+    selection = loss.select(inputs, options)
+    return batch if selection is None else batch.with_columns(selection=old.with_values(selection))
+
+
+@dataclass
+class ActorLoss:
+    """Policy loss - entropy_coeff x entropy + kl_loss_coef x KL(policy, reference).
+
+    A batch without `old_log_probs` is one that this very policy sampled and that gets a single update: the old log-probs
+    are then the new ones without their gradient.
+    """
+
+    policy_loss: PolicyLoss
+    options: PolicyLossOptions
+    temperature: float
+    entropy_coeff: float = 0.0
+    kl_coef: float = 0.0
+    kl_kind: str = "low_var_kl"
+    with_entropy: bool = field(default=True, init=False)
+
+    def __call__(self, outputs: TokenOutputs, micro: SampleBatch) -> tuple[Tensor, Metrics]:
+        log_probs, entropy = outputs.log_probs, outputs.entropy
+        if log_probs is None or entropy is None:
+            raise ValueError("ActorLoss needs a policy's log-probs and entropy")
+        mask, weights = micro["response_mask"].values, micro["loss_weights"].values
+        old = micro["old_log_probs"].values if "old_log_probs" in micro else log_probs.detach()
+        out = self.policy_loss(
+            PolicyLossInputs(
+                log_probs=log_probs,
+                old_log_probs=old,
+                advantages=micro["advantages"].values,
+                mask=mask,
+                lengths=micro["response_mask"].lengths,
+                weights=weights,
+                rollout_is_weights=_optional(micro, "rollout_is_weights"),
+                rollout_log_probs=_optional(micro, "rollout_log_probs"),
+                selection=_optional(micro, "selection"),
+            ),
+            self.options,
+        )
+        loss = out.loss
+        mean_entropy = (weights * entropy).sum()
+        metrics: Metrics = {name: Metric.mean(*metric) for name, metric in out.metrics.items()}
+        metrics |= {"pg_loss": Metric.sum(out.loss), "entropy_loss": Metric.sum(mean_entropy)}
+        if self.entropy_coeff:
+            loss = loss - self.entropy_coeff * mean_entropy
+        if self.kl_coef:
+            kl = (weights * kl_estimate(log_probs, micro["ref_log_probs"].values, self.kl_kind)).sum()
+            loss = loss + self.kl_coef * kl
+            metrics |= {"kl_loss": Metric.sum(kl)}
+        if "old_log_probs" not in micro and "rollout_log_probs" in micro:
+            metrics |= _mismatch(log_probs.detach(), micro["rollout_log_probs"].values, mask)
+        return loss, metrics | {"loss": Metric.sum(loss)}
+
+
+@dataclass
+class CriticLoss:
+    """Clipped value loss against the returns."""
+
+    clip_range: float
+    temperature: float = 1.0
+    with_entropy: bool = False
+
+    def __call__(self, outputs: TokenOutputs, micro: SampleBatch) -> tuple[Tensor, Metrics]:
+        if outputs.values is None:
+            raise ValueError("CriticLoss needs a value model's values")
+        out = value_loss(
+            outputs.values,
+            micro["values"].values,
+            micro["returns"].values,
+            micro["response_mask"].values,
+            micro["loss_weights"].values,
+            self.clip_range,
+        )
+        metrics: Metrics = {name: Metric.mean(*metric) for name, metric in out.metrics.items()}
+        return out.loss, metrics | {"vf_loss": Metric.sum(out.loss)}
+
+
+def _optional(micro: SampleBatch, name: str) -> Tensor | None:
+    column: Ragged | None = micro.columns.get(name)  # type: ignore[assignment]
+    return None if column is None else column.values
+
+
+def _mismatch(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Metrics:
+    """Distance of trainer and rollout probabilities, where no forward before the update computes it."""
+    difference = torch.where(mask, log_probs.exp() - rollout_log_probs.exp(), 0.0).abs()
+    return {
+        "rollout_probs_diff_mean": Metric.mean(difference.sum(), mask.sum()),
+        "rollout_probs_diff_max": Metric.max(difference.max()),
+    }

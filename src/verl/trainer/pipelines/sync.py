@@ -1,0 +1,72 @@
+"""The synchronous pipeline: every stage waits for the one before it, and samples are always the current policy's."""
+
+from __future__ import annotations
+
+from verl.config.derived import num_devices
+from verl.data.batch import SampleBatch
+from verl.trainer import checkpoints, stages
+from verl.trainer.interrupt import Interrupt
+from verl.trainer.metrics import batch_metrics, performance_metrics
+from verl.trainer.run import Run
+from verl.trainer.steplog import StepLog
+from verl.trainer.validation import validate
+
+
+def train(run: Run) -> str:
+    """Train until the plan's last step, or until Ctrl-C. Returns "finished" or "interrupted"."""
+    trainer = run.config.trainer
+    run.roles.sync_weights(version=run.step)
+    if trainer.val_only or (trainer.val_before_train and run.step == 0):
+        run.tracker.log(validate(run), step=run.step)
+    if trainer.val_only:
+        return "finished"
+    with Interrupt() as interrupt:
+        while run.step < run.plan.total_steps:
+            log = StepLog()
+            with log.time("step"):
+                batch = train_step(run, log)
+            log.add(batch_metrics(batch, run.config.data.max_prompt_length, run.config.data.max_response_length))
+            log.add(performance_metrics(batch, log, num_devices(trainer)))
+            run.step += 1
+            log.add({"training/global_step": run.step, "training/epoch": run.sampler.epoch})
+            last = run.step == run.plan.total_steps
+            if last or _due(run.step, trainer.test_freq):
+                with log.time("testing"):
+                    log.add(validate(run))
+            if last or interrupt.requested or _due(run.step, trainer.save_freq):
+                with log.time("save_checkpoint"):
+                    checkpoints.save(run)
+            run.tracker.log(log.metrics, step=run.step)
+            if interrupt.requested and not last:
+                return "interrupted"
+    return "finished"
+
+
+def train_step(run: Run, log: StepLog) -> SampleBatch:
+    """One step of the algorithm: samples from the current policy, their advantages, the updates, the new weights."""
+    prompts = stages.draw_prompts(run)
+    with log.time("gen"):
+        batch = stages.generate(run, prompts, stages.training_sampling(run), first_stream=run.step * len(prompts))
+    rewards = stages.submit_rewards(run, batch)
+    batch = stages.add_baselines(run, batch, prompts, log)
+    if run.config.actor_rollout_ref.rollout.free_cache_engine:
+        run.roles.rollout.sleep()
+    batch = stages.add_log_probs(run, batch, log)  # rewards are computed in other processes meanwhile
+    with log.time("reward"):
+        batch = stages.collect_rewards(batch, rewards, log)
+    with log.time("adv"):
+        batch = stages.add_advantages(run, batch, log)
+    stages.update_critic(run, batch, log)
+    if run.step >= run.config.trainer.critic_warmup:
+        stages.update_actor(run, batch, log)
+    with log.time("update_weights"):
+        run.roles.sync_weights(version=run.step + 1)
+    return batch
+
+
+def _due(step: int, frequency: int) -> bool:
+    return frequency > 0 and step % frequency == 0
+
+
+def _validation(run: Run) -> dict[str, float]:
+    return validate(run)

@@ -1,0 +1,134 @@
+"""`Run`: everything that a pipeline works with, built in the order in which mistakes are cheapest to find."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl.algorithms.kl import AdaptiveKLController, FixedKLController
+from verl.algorithms.registry import AdvantageEstimator, PolicyLoss
+from verl.config.batch_plan import BatchPlan
+from verl.config.compose import print_notice
+from verl.config.derived import kl_in_reward_coef, num_devices
+from verl.config.schema import PPOConfig
+from verl.core.checkpoint_engine.store import CheckpointStore, step_of
+from verl.core.controller.roles import Roles, build_roles, choose_device
+from verl.core.model_engine.loading import load_tokenizer, resolve_model_path
+from verl.data.prompts import PromptDataset, load_prompts
+from verl.data.sampler import PromptSampler
+from verl.rewards.manager import RewardManager
+from verl.tracking.tracker import Tracker
+from verl.trainer.algorithm import choose_algorithm
+
+KLController = FixedKLController | AdaptiveKLController
+
+
+@dataclass
+class Run:
+    """One training run.
+
+    step: steps done so far. version: number of the weights that the rollout engine holds (the step that made them).
+    """
+
+    config: PPOConfig
+    plan: BatchPlan
+    estimator: AdvantageEstimator
+    policy_loss: PolicyLoss
+    tokenizer: Any
+    prompts: PromptDataset
+    sampler: PromptSampler
+    val_prompts: PromptDataset | None
+    rewards: RewardManager
+    kl_control: KLController | None
+    store: CheckpointStore
+    roles: Roles
+    tracker: Tracker
+    step: int = 0
+
+    def close(self, status: str) -> Path:
+        """Stop workers and write the report; returns its path."""
+        self.rewards.close()
+        self.roles.close()
+        return self.tracker.finish(status)
+
+
+def prepare(config: PPOConfig, notices: list[str]) -> Run:
+    """Check config, data and reward, print the plan, then load models and resume.
+
+    notices: what the config check wants the user to know. Every UserError that can be found without loading a model is
+    raised before one is loaded.
+    """
+    estimator, policy_loss = choose_algorithm(config)
+    device = choose_device(config.trainer.device)
+    folder = Path(config.trainer.default_local_dir).expanduser()
+    store = CheckpointStore(folder, config.trainer.max_actor_ckpt_to_keep, notify=print_notice)
+    resume_from = store.find(config.trainer.resume_mode, config.trainer.resume_from_path)
+
+    model = config.actor_rollout_ref.model
+    model_path = resolve_model_path(model.path)
+    tokenizer = load_tokenizer(model.tokenizer_path or model_path, trust_remote_code=model.trust_remote_code)
+    custom = config.custom_reward_function.path is not None
+    data = {"config": config.data, "tokenizer": tokenizer, "require_ground_truth": not custom}
+    prompts = load_prompts(config.data.train_files, split="train", **data)
+    val_prompts = load_prompts(config.data.val_files, split="val", **data) if config.data.val_files else None
+    rewards = RewardManager(config.reward, config.custom_reward_function)
+    rewards.check(prompts.data_sources | (val_prompts.data_sources if val_prompts else set()))
+
+    plan = BatchPlan.make(config, len(prompts), num_devices(config.trainer))
+    print(plan.table(), flush=True)
+    for notice in [*notices, *prompts.notices, *(val_prompts.notices if val_prompts else []), *plan.notices]:
+        print_notice(notice)
+    sampler = PromptSampler(
+        len(prompts),
+        plan.prompts_per_step,
+        shuffle=config.data.shuffle,
+        seed=config.data.seed,
+        fingerprint=prompts.fingerprint,
+    )
+    torch.manual_seed(config.trainer.seed)
+    roles = build_roles(config, plan, device, model_path, tokenizer, estimator.needs.critic)
+    tracker = Tracker(
+        config.trainer,
+        dataclasses.asdict(config),
+        folder,
+        total_steps=plan.total_steps,
+        resumed_step=step_of(resume_from) if resume_from else None,
+        plan={name: value for name, value, *_ in plan.rows()},
+    )
+    for notice in roles.notices:
+        tracker.notice(notice)
+    run = Run(
+        config,
+        plan,
+        estimator,
+        policy_loss,
+        tokenizer,
+        prompts,
+        sampler,
+        val_prompts,
+        rewards,
+        _kl_control(config),
+        store,
+        roles,
+        tracker,
+    )
+    if resume_from is not None:
+        from verl.trainer.checkpoints import resume
+
+        resume(run, resume_from)
+    return run
+
+
+def _kl_control(config: PPOConfig) -> KLController | None:
+    coef, control = kl_in_reward_coef(config.algorithm), config.algorithm.kl_ctrl
+    if coef == 0:
+        return None
+    return (
+        FixedKLController(coef)
+        if control.type == "fixed"
+        else AdaptiveKLController(coef, control.target_kl, control.horizon)
+    )

@@ -1,0 +1,265 @@
+"""The stages of a training step. Each takes a batch and gives it back with more columns; pipelines only order them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from verl.algorithms.correction import mismatch_metrics, truncated_weights, weight_metrics
+from verl.algorithms.inputs import AdvantageInputs, AdvantageOptions, PolicyLossOptions
+from verl.algorithms.kl import apply_kl_penalty, batch_kl
+from verl.config.derived import clip_range
+from verl.core.rollout_engine.api import Completion, Request, SamplingParams
+from verl.data.batch import Ragged, SampleBatch
+from verl.rewards.manager import RewardHandle
+from verl.rewards.types import RewardInput
+from verl.trainer.losses import ActorLoss, CriticLoss, select_tokens, with_loss_weights
+from verl.trainer.run import Run
+from verl.trainer.steplog import StepLog
+
+
+def draw_prompts(run: Run) -> SampleBatch:
+    """The next `data.train_batch_size` prompts."""
+    return run.prompts.batch(run.sampler.next_batch(), step=run.step + 1)
+
+
+def training_sampling(run: Run) -> SamplingParams:
+    """How training samples are drawn."""
+    rollout = run.config.actor_rollout_ref.rollout
+    return SamplingParams(
+        max_tokens=run.config.data.max_response_length,
+        n=rollout.n,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        stop_token_ids=stop_token_ids(run),
+        ignore_eos=rollout.ignore_eos,
+        seed=rollout.seed,
+    )
+
+
+def stop_token_ids(run: Run) -> tuple[int, ...]:
+    """The tokenizer's end token, and those of the model's generation config (a chat model's end of turn)."""
+    generation = getattr(run.roles.actor, "generation_config", None)
+    more = getattr(generation, "eos_token_id", None)
+    ids = {run.tokenizer.eos_token_id, *([more] if isinstance(more, int) else more or [])}
+    return tuple(sorted(ids))
+
+
+def generate(run: Run, prompts: SampleBatch, sampling: SamplingParams, first_stream: int) -> SampleBatch:
+    """`sampling.n` samples of each prompt: [P] prompts -> [P x n] samples, those of a prompt side by side.
+
+    first_stream: number of the first prompt's random stream; the following prompts take the following numbers.
+
+    Two prompts with n=2 give uid [a, a, b, b] and the columns response_ids, response_mask, rollout_log_probs,
+    finish_reason, policy_version.
+    """
+    rows = prompts["prompt_ids"].rows()
+    requests = [Request(ids.tolist(), sampling, first_stream + i) for i, ids in enumerate(rows)]
+    completions = [c for group in run.roles.rollout.generate(requests) for c in group]
+    repeated = prompts.select(torch.arange(len(prompts)).repeat_interleave(sampling.n))
+    return repeated.with_columns(**completion_columns(completions))
+
+
+def completion_columns(completions: list[Completion]) -> dict:
+    """Columns of a SampleBatch from what the engine gave."""
+    responses = Ragged.from_rows([c.token_ids for c in completions])
+    return {
+        "response_ids": responses,
+        "response_mask": responses.with_values(torch.ones_like(responses.values, dtype=torch.bool)),
+        "rollout_log_probs": Ragged.from_rows([c.log_probs for c in completions], torch.float32),
+        "finish_reason": [c.finish_reason for c in completions],
+        "policy_version": torch.tensor([c.version for c in completions], dtype=torch.int64),
+    }
+
+
+def submit_rewards(run: Run, batch: SampleBatch) -> RewardHandle:
+    """Start scoring every sample; scoring goes on in other processes while this one does."""
+    texts = run.tokenizer.batch_decode([ids.tolist() for ids in batch["response_ids"].rows()], skip_special_tokens=True)
+    columns = zip(batch["data_source"], texts, batch["ground_truth"], batch["extra_info"])
+    return run.rewards.submit([RewardInput(*row) for row in columns])
+
+
+def collect_rewards(batch: SampleBatch, handle: RewardHandle, log: StepLog) -> SampleBatch:
+    """Adds `score` [B] and a column reward/<name> for each further number that every sample's reward reported."""
+    result = handle.result()
+    log.add({"reward/failures": result.failures})
+    log.add(result.metric_means(), "reward/")
+    complete = {f"reward/{k}": torch.tensor(v, dtype=torch.float32) for k, v in result.metrics.items() if None not in v}
+    return batch.with_columns(score=torch.tensor(result.scores, dtype=torch.float32), **complete)
+
+
+def add_baselines(run: Run, batch: SampleBatch, prompts: SampleBatch, log: StepLog) -> SampleBatch:
+    """For estimators that compare with the greedy response (ReMax): adds `baseline_score`, the score of it, [B]."""
+    if not run.estimator.needs.baseline_rollout:
+        return batch
+    greedy = SamplingParams(run.config.data.max_response_length, temperature=0.0, stop_token_ids=stop_token_ids(run))
+    samples = generate(run, prompts, greedy, first_stream=0)
+    scores = submit_rewards(run, samples).result().scores
+    by_uid = dict(zip(samples["uid"], scores))
+    baseline = torch.tensor([by_uid[uid] for uid in batch["uid"]], dtype=torch.float32)
+    log.add({"critic/baseline_score/mean": float(baseline.mean())})
+    return batch.with_columns(baseline_score=baseline)
+
+
+def needs_old_log_probs(run: Run) -> bool:
+    """Whether the policy's log-probs are needed before the update.
+
+    With one update a step they are those of that update's own forward, so a forward of their own would only repeat it;
+    unless something before the update looks at them.
+    """
+    correction, needs = run.config.algorithm.rollout_correction, run.estimator.needs
+    early = run.kl_control is not None or correction.rollout_is is not None or needs.old_log_probs
+    return early or run.plan.actor.updates_per_step > 1 or run.policy_loss.prepare is not None
+
+
+def add_log_probs(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
+    """Adds old_log_probs, ref_log_probs and values, each where the algorithm needs it."""
+    temperature = run.config.actor_rollout_ref.rollout.temperature
+    if needs_old_log_probs(run):
+        with log.time("old_log_prob"):
+            old, entropy = run.roles.actor.log_probs(batch, temperature, with_entropy=True)
+        batch = batch.with_columns(old_log_probs=old)
+        mask = batch["response_mask"].values
+        if entropy is not None:
+            log.add({"actor/entropy": float(entropy.values[mask].mean())})
+        if run.config.actor_rollout_ref.rollout.calculate_log_probs:
+            log.add(mismatch_metrics(old.values, batch["rollout_log_probs"].values, mask, old.lengths))
+    if run.roles.ref is not None:
+        with log.time("ref"):
+            batch = batch.with_columns(ref_log_probs=run.roles.ref.log_probs(batch, temperature)[0])
+    if run.roles.critic is not None:
+        with log.time("values"):
+            batch = batch.with_columns(values=run.roles.critic.values(batch))
+    return batch
+
+
+def token_rewards(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
+    """Adds `token_rewards`: the score on each sample's last policy token, minus the KL penalty where there is one.
+
+    A sample with mask [1, 1, 0] and score 1 gets [0, 1, 0].
+    """
+    mask = batch["response_mask"]
+    rewards = torch.zeros(mask.values.shape, dtype=torch.float32)
+    chosen = mask.values.nonzero().squeeze(1)
+    owner = torch.repeat_interleave(torch.arange(len(batch)), mask.lengths)[chosen]
+    is_last = torch.ones_like(owner, dtype=torch.bool)
+    is_last[:-1] = owner[1:] != owner[:-1]
+    rewards[chosen[is_last]] = batch["score"][owner[is_last]]
+    if run.kl_control is not None:
+        rewards, kl = apply_kl_penalty(
+            rewards,
+            batch["old_log_probs"].values,
+            batch["ref_log_probs"].values,
+            mask.values,
+            run.kl_control.coef,
+            run.config.algorithm.kl_penalty,
+        )
+        mean_kl = batch_kl(kl, mask.values, mask.lengths).mean()
+        log.add({"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": run.kl_control.coef})
+        run.kl_control.update(mean_kl, len(batch))
+    return batch.with_columns(token_rewards=mask.with_values(rewards))
+
+
+def add_advantages(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
+    """Adds token_rewards, advantages and returns, and the weights of the rollout correction."""
+    batch = token_rewards(run, batch, log)
+    mask, algorithm = batch["response_mask"], run.config.algorithm
+    numbers = {uid: i for i, uid in enumerate(dict.fromkeys(batch["uid"]))}
+    columns = {k: batch[k].values for k in ("values", "old_log_probs", "rollout_log_probs") if k in batch}
+    inputs = AdvantageInputs(
+        token_rewards=batch["token_rewards"].values,
+        mask=mask.values,
+        lengths=mask.lengths,
+        groups=torch.tensor([numbers[uid] for uid in batch["uid"]]),
+        baseline_scores=batch.columns.get("baseline_score"),
+        reward_components={k.removeprefix("reward/"): v for k, v in batch.columns.items() if k.startswith("reward/")}
+        or None,
+        **columns,
+    )
+    options = AdvantageOptions(algorithm.gamma, algorithm.lam, algorithm.norm_adv_by_std_in_grpo)
+    advantages, returns = run.estimator(inputs, options)
+    batch = batch.with_columns(advantages=mask.with_values(advantages), returns=mask.with_values(returns))
+    correction = algorithm.rollout_correction
+    if correction.rollout_is is not None:
+        weights = truncated_weights(
+            batch["old_log_probs"].values,
+            batch["rollout_log_probs"].values,
+            mask.values,
+            mask.lengths,
+            correction.rollout_is,
+            correction.rollout_is_threshold,
+        )
+        log.add(weight_metrics(weights, mask.values))
+        batch = batch.with_columns(rollout_is_weights=mask.with_values(weights))
+    return batch
+
+
+def mini_batches(batch: SampleBatch, size: int, epochs: int, shuffle_seed: int | None = None) -> Iterator[SampleBatch]:
+    """`epochs` passes over the samples in mini-batches of `size`, in order or in an order drawn anew for each pass."""
+    generator = torch.Generator().manual_seed(shuffle_seed) if shuffle_seed is not None else None
+    for _ in range(epochs):
+        order = torch.arange(len(batch)) if generator is None else torch.randperm(len(batch), generator=generator)
+        for index in order.split(size):
+            yield batch.select(index)
+
+
+TRAINED_ON = ["prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages", "returns", "values", "rollout_is_weights"]
+
+
+def _trained_columns(batch: SampleBatch) -> SampleBatch:
+    """What the losses read; texts and metadata need not travel."""
+    return SampleBatch({name: batch[name] for name in TRAINED_ON if name in batch})
+
+
+def update_actor(run: Run, batch: SampleBatch, log: StepLog) -> None:
+    """All of the step's optimizer updates of the policy."""
+    actor, plan = run.config.actor_rollout_ref.actor, run.plan.actor
+    options = PolicyLossOptions(*clip_range(actor), actor.clip_ratio_c)
+    temperature = run.config.actor_rollout_ref.rollout.temperature
+    kl_coef = actor.kl_loss_coef if actor.use_kl_loss else 0.0
+    loss = ActorLoss(run.policy_loss, options, temperature, actor.entropy_coeff, kl_coef, actor.kl_loss_type)
+    scale = actor.loss_scale_factor or run.config.data.max_response_length
+    seed = actor.data_loader_seed + run.step if actor.shuffle else None
+    updates = []
+    with log.time("update_actor"):
+        for mini in mini_batches(_trained_columns(batch), plan.mini_batch_samples, plan.passes, seed):
+            mini = select_tokens(with_loss_weights(mini, actor.loss_agg_mode, scale), run.policy_loss, options)
+            updates.append(run.roles.actor.train_batch(mini, loss))
+    metrics = averages(updates)
+    mismatch = {k: metrics.pop(k) for k in list(metrics) if k.startswith("rollout_probs_diff")}
+    log.add(mismatch, "training/")
+    log.add(metrics, "actor/")
+    if "actor/entropy" not in log.metrics:
+        log.add({"actor/entropy": metrics["entropy_loss"]})
+    if actor.use_kl_loss:
+        log.add({"actor/kl_coef": actor.kl_loss_coef})
+
+
+def update_critic(run: Run, batch: SampleBatch, log: StepLog) -> None:
+    """All of the step's optimizer updates of the value model, where there is one."""
+    if run.roles.critic is None or run.plan.critic is None:
+        return
+    critic, plan = run.config.critic, run.plan.critic
+    loss = CriticLoss(critic.cliprange_value)
+    scale = run.config.actor_rollout_ref.actor.loss_scale_factor or run.config.data.max_response_length
+    updates = []
+    with log.time("update_critic"):
+        for mini in mini_batches(_trained_columns(batch), plan.mini_batch_samples, plan.passes):
+            updates.append(run.roles.critic.train_batch(with_loss_weights(mini, critic.loss_agg_mode, scale), loss))
+    log.add(averages(updates), "critic/")
+
+
+def averages(updates: list[dict[str, float]]) -> dict[str, float]:
+    """Mean over a step's updates; `lr` is the last one's, skipped updates add up, maxima stay maxima."""
+    out = {}
+    for name in updates[0]:
+        column = [u[name] for u in updates]
+        if name == "lr":
+            out[name] = column[-1]
+        elif name == "skipped_updates":
+            out[name] = sum(column)
+        else:
+            out[name] = max(column) if name.endswith("_max") else sum(column) / len(column)
+    return out

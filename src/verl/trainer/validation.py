@@ -1,0 +1,85 @@
+"""Validation: generate on the held-out prompts, score, report by data source."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from verl.core.rollout_engine.api import SamplingParams
+from verl.data.batch import SampleBatch
+from verl.trainer import stages
+from verl.trainer.run import Run
+
+SEED_OFFSET = 1_000_003
+"""Validation draws from other random streams than training."""
+
+
+def sampling(run: Run) -> SamplingParams:
+    """How validation samples are drawn: greedy unless val_kwargs.do_sample."""
+    val = run.config.actor_rollout_ref.rollout.val_kwargs
+    return SamplingParams(
+        max_tokens=run.config.data.max_response_length,
+        n=val.n,
+        temperature=val.temperature if val.do_sample else 0.0,
+        top_k=val.top_k if val.do_sample else -1,
+        top_p=val.top_p if val.do_sample else 1.0,
+        stop_token_ids=stages.stop_token_ids(run),
+        seed=run.config.actor_rollout_ref.rollout.seed + SEED_OFFSET,
+    )
+
+
+def validate(run: Run) -> dict[str, float]:
+    """Generate and score all validation prompts with the weights that the rollout engine holds.
+
+    Returns:
+        val/test_score/<data_source>: mean score. val-core/<data_source>/reward/mean@n: the same, by the name of newer
+        scripts. val-aux/<data_source>/<metric>/mean@n: other numbers of the reward. val/response_length/mean.
+    """
+    if run.val_prompts is None:
+        return {}
+    how, size = sampling(run), run.config.data.val_batch_size or len(run.val_prompts)
+    parts, handles = [], []
+    for start in range(0, len(run.val_prompts), size):
+        prompts = run.val_prompts.batch(range(start, min(start + size, len(run.val_prompts))), step=run.step)
+        part = stages.generate(run, prompts, how, first_stream=start)
+        parts.append(part)
+        handles.append(stages.submit_rewards(run, part))
+    batch = SampleBatch.cat(parts)
+    results = [h.result() for h in handles]
+    scores = [s for r in results for s in r.scores]
+    metrics = _by_source(batch["data_source"], scores, how.n, "reward")
+    for name in sorted({n for r in results for n in r.metrics}):
+        column = [v for r in results for v in r.metrics.get(name, [None] * len(r.scores))]
+        metrics |= _by_source(batch["data_source"], column, how.n, name)
+    metrics["val/response_length/mean"] = float(batch["response_ids"].lengths.double().mean())
+    metrics["val/reward_failures"] = sum(r.failures for r in results)
+    _log_samples(run, batch, scores)
+    return metrics
+
+
+def _by_source(sources: list[str], values: list[float | None], n: int, name: str) -> dict[str, float]:
+    columns: dict[str, list[float]] = defaultdict(list)
+    for source, value in zip(sources, values):
+        if value is not None:
+            columns[source].append(value)
+    out = {}
+    for source, column in columns.items():
+        mean = sum(column) / len(column)
+        if name == "reward":
+            out |= {f"val/test_score/{source}": mean, f"val-core/{source}/reward/mean@{n}": mean}
+        else:
+            out[f"val-aux/{source}/{name}/mean@{n}"] = mean
+    return out
+
+
+def _log_samples(run: Run, batch: SampleBatch, scores: list[float]) -> None:
+    """Hand a spread of samples to the tracker: evenly spaced over the validation set, the same ones each time."""
+    wanted = max(8, run.config.trainer.log_val_generations)
+    chosen = list(range(0, len(batch), max(1, len(batch) // wanted)))[:wanted]
+    some = batch.select(chosen)
+    decode = run.tokenizer.batch_decode
+    prompts = decode([p.tolist() for p in some["prompt_ids"].rows()], skip_special_tokens=True)
+    responses = decode([r.tolist() for r in some["response_ids"].rows()], skip_special_tokens=True)
+    rows = zip(prompts, responses, (scores[i] for i in chosen), some["ground_truth"])
+    run.tracker.log_generations(
+        [{"prompt": p, "response": r, "score": s, "ground_truth": str(g)} for p, r, s, g in rows], run.step
+    )

@@ -1,0 +1,158 @@
+import copy
+
+import pytest
+import torch
+from tests.core.model_engine.conftest import make_batch, make_config, make_pair, reference_log_probs
+from transformers import AutoModelForTokenClassification
+
+from verl.algorithms.inputs import PolicyLossOptions
+from verl.algorithms.registry import get_policy_loss
+from verl.config.schema import CheckpointConfig, FSDPConfig, OptimConfig
+from verl.core.model_engine import attention
+from verl.core.model_engine.api import MicroBatching
+from verl.core.model_engine.fsdp_engine import FSDPEngine
+from verl.core.model_engine.models import PolicyModel, ValueModel
+from verl.errors import CheckpointError
+from verl.trainer.losses import ActorLoss, CriticLoss, with_loss_weights
+
+CPU = torch.device("cpu")
+
+
+def make_engine(limit=MicroBatching(10_000), model=None, **options):
+    packed = model or make_pair()[0]
+    wrapped = PolicyModel(packed) if not hasattr(packed, "score") else ValueModel(packed)
+    settings = {"optim": OptimConfig(lr=1e-2), "total_updates": 10, "fsdp": FSDPConfig()} | options
+    return FSDPEngine(wrapped, device=CPU, dtype=torch.float32, train_limit=limit, infer_limit=limit, **settings)
+
+
+def training_batch(mode="token-mean"):
+    batch = make_batch(prompts=(3, 5, 1, 4, 2, 2), responses=(2, 6, 3, 1, 4, 5))
+    response = batch["response_ids"]
+    generator = torch.Generator().manual_seed(3)
+    mask = torch.rand(response.values.shape, generator=generator) > 0.2
+    column = lambda: response.with_values(torch.randn(response.values.shape, generator=generator))  # noqa: E731
+    batch = batch.with_columns(
+        response_mask=response.with_values(mask),
+        advantages=column(),
+        ref_log_probs=column(),
+        values=column(),
+        returns=column(),
+        rollout_log_probs=response.with_values(torch.full(response.values.shape, -3.0)),
+    )
+    return with_loss_weights(batch, mode, 16.0)
+
+
+def actor_loss(name="vanilla"):
+    return ActorLoss(get_policy_loss(name), PolicyLossOptions(), 1.0, entropy_coeff=0.01, kl_coef=0.1)
+
+
+def weights_of(engine):
+    return {name: tensor.clone() for name, tensor in engine.export_weights()}
+
+
+@pytest.mark.parametrize(
+    "limit", [MicroBatching(10_000), MicroBatching(12), MicroBatching(0, max_samples=1), MicroBatching(0, 4)]
+)
+def test_log_probs_do_not_depend_on_micro_batches(limit):
+    packed, plain = make_pair()
+    batch = make_batch()
+    log_probs, entropy = make_engine(limit, packed).log_probs(batch, 0.7, with_entropy=True)
+    want, want_entropy = reference_log_probs(plain, batch, 0.7)
+    torch.testing.assert_close(log_probs.values, torch.cat(want), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy.values, torch.cat(want_entropy), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+@pytest.mark.parametrize("loss_name", ["vanilla", "gspo"])
+def test_an_update_does_not_depend_on_micro_batches(mode, loss_name):
+    results = []
+    for limit in (MicroBatching(10_000), MicroBatching(14), MicroBatching(0, max_samples=1)):
+        engine = make_engine(limit)
+        metrics = engine.train_batch(training_batch(mode), actor_loss(loss_name))
+        results.append((metrics, weights_of(engine)))
+    for metrics, weights in results[1:]:
+        assert metrics.keys() == results[0][0].keys()
+        for name, value in metrics.items():
+            assert value == pytest.approx(results[0][0][name], rel=1e-4, abs=1e-6), name
+        for name, tensor in weights.items():
+            torch.testing.assert_close(tensor, results[0][1][name], atol=3e-5, rtol=1e-3)
+
+
+def test_gradient_checkpointing_changes_nothing():
+    updates = [
+        make_engine(gradient_checkpointing=on).train_batch(training_batch(), actor_loss()) for on in (False, True)
+    ]
+    assert updates[0]["grad_norm"] == pytest.approx(updates[1]["grad_norm"], rel=1e-6)
+
+
+def test_repeated_updates_raise_the_log_probs_of_good_samples():
+    engine = make_engine()
+    batch = training_batch()
+    response = batch["response_ids"]
+    batch = batch.with_columns(advantages=response.with_values(torch.ones(response.values.shape)))
+    before = engine.log_probs(batch, 1.0)[0].values.mean()
+    for _ in range(5):
+        engine.train_batch(batch, ActorLoss(get_policy_loss("vanilla"), PolicyLossOptions(), 1.0))
+    assert engine.log_probs(batch, 1.0)[0].values.mean() > before + 0.05
+
+
+def test_a_gradient_that_is_not_finite_is_left_out():
+    engine = make_engine()
+    before = weights_of(engine)
+    batch = training_batch()
+    broken = batch["advantages"].values.clone()
+    broken[batch["response_mask"].values.nonzero()[0]] = float("inf")
+    metrics = engine.train_batch(batch.with_columns(advantages=batch["advantages"].with_values(broken)), actor_loss())
+    assert metrics["skipped_updates"] == 1
+    for name, tensor in engine.export_weights():
+        assert torch.equal(tensor, before[name])
+
+
+def test_values_start_at_the_models_and_move_towards_the_returns():
+    config = make_config()
+    config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
+    torch.manual_seed(0)
+    value_model = AutoModelForTokenClassification.from_config(copy.deepcopy(config), attn_implementation=attention.NAME)
+    engine = make_engine(MicroBatching(14), value_model)
+    batch = training_batch()
+    batch = batch.with_columns(values=engine.values(batch))
+    first = engine.train_batch(batch, CriticLoss(clip_range=100.0))["vf_loss"]
+    for _ in range(30):
+        last = engine.train_batch(batch, CriticLoss(clip_range=100.0))["vf_loss"]
+    assert last < 0.7 * first
+
+
+def test_exported_weights_are_the_parameters_themselves_named_as_in_the_checkpoint():
+    packed, plain = make_pair(tied=True)
+    engine = make_engine(model=packed)
+    exported = dict(engine.export_weights())
+    assert set(exported) == {n for n, _ in plain.named_parameters()}
+    engine.train_batch(training_batch(), actor_loss())
+    again = dict(engine.export_weights())
+    assert all(exported[n].data_ptr() == again[n].data_ptr() for n in exported)
+
+
+def test_a_checkpoint_brings_back_weights_moments_and_schedule(tmp_path):
+    batch, optim = training_batch(), OptimConfig(lr=1e-2, lr_scheduler_type="cosine")
+    unbroken = make_engine(optim=optim)
+    for _ in range(2):
+        unbroken.train_batch(batch, actor_loss())
+    unbroken.save(tmp_path)
+    want = unbroken.train_batch(batch, actor_loss())
+    resumed = make_engine(optim=optim, model=make_pair(seed=9)[0])
+    resumed.load(tmp_path)
+    assert resumed.train_batch(batch, actor_loss()) == want
+    for name, tensor in resumed.export_weights():
+        assert torch.equal(tensor, dict(unbroken.export_weights())[name])
+
+
+def test_a_checkpoint_without_its_extra_part_is_refused(tmp_path):
+    engine = make_engine(checkpoint=CheckpointConfig(save_contents=["model", "optimizer"]))
+    engine.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"extra\.pt is missing"):
+        engine.load(tmp_path)
+
+
+def test_a_frozen_engine_does_not_train():
+    with pytest.raises(RuntimeError, match="without an optimizer"):
+        make_engine(optim=None).train_batch(training_batch(), actor_loss())
