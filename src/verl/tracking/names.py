@@ -1,0 +1,23 @@
+"""Which metrics the pictures show, by name. In each tuple the first one that was logged is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+REWARD = ("critic/score/mean", "reward/mean", "critic/rewards/mean")
+ENTROPY = ("actor/entropy", "actor/entropy_loss")
+KL = ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl")
+GRAD_NORM = ("actor/grad_norm", "critic/grad_norm")
+LOSS = ("actor/pg_loss", "critic/vf_loss")
+RESPONSE_LENGTH = ("response_length/mean", "response_length/max")
+CLIPPED = ("response_length/clip_ratio", "actor/pg_clipfrac")
+MISMATCH = ("training/rollout_probs_diff_mean", "training/rollout_probs_diff_max")
+THROUGHPUT = ("perf/throughput",)
+VALIDATION = "val/test_score/"
+TIMING = "timing/"
+STEP_SECONDS = "timing/step"
+
+
+def first(candidates: Collection[str], logged: Collection[str]) -> str | None:
+    """The first candidate that was logged."""
+    return next((name for name in candidates if name in logged), None)
