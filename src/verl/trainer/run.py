@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from verl.algorithms.kl import AdaptiveKLController, FixedKLController
 from verl.algorithms.registry import AdvantageEstimator, PolicyLoss
@@ -90,6 +91,7 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
         fingerprint=prompts.fingerprint,
     )
     torch.manual_seed(config.trainer.seed)
+    transformers.utils.logging.disable_progress_bar()
     roles = build_roles(config, plan, device, model_path, tokenizer, estimator.needs.critic)
     tracker = Tracker(
         config.trainer,
