@@ -1,4 +1,7 @@
-"""Which metrics the pictures show, by name. In each tuple the first one that was logged is taken."""
+"""Which metrics the pictures show, by name.
+
+REWARD and ENTROPY are names for one thing: the first that was logged is taken. Of the others, all are shown.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ Lines = Sequence[Mapping[str, Any]]
 # Title, y axis, metrics (all that were logged are drawn), whether the y axis begins at 0.
 _CURVES: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("Response length", "tokens", names.RESPONSE_LENGTH, True),
-    ("Entropy", "nats a token", names.ENTROPY, False),
     ("KL", "nats a token", names.KL, False),
     ("Gradient norm", "norm", names.GRAD_NORM, True),
     ("Loss", "loss", names.LOSS, False),
@@ -112,6 +111,8 @@ def _charts(lines: Lines) -> list[str]:
         line_chart("Validation score", "score", {n.removeprefix(names.VALIDATION): series(lines, n) for n in scores}),
         line_chart("Reward", "mean of a step", {reward: series(lines, reward)} if reward else {}),
     ]
+    entropy = names.first(names.ENTROPY, logged)
+    charts.append(line_chart("Entropy", "nats a token", {entropy: series(lines, entropy)} if entropy else {}))
     for title, unit, metrics, zero in _CURVES:
         charts.append(line_chart(title, unit, {n: series(lines, n) for n in metrics if n in logged}, zero))
     charts.append(_timing(lines, logged))
