@@ -174,24 +174,21 @@ def _resolve_problems(tree: Any, given: dict[str, Any], schema: type) -> list[st
 
     problems = []
     for name, key in options(schema).items():
+        if name not in given and isinstance(key.default, str) and "${" in key.default:
+            continue  # What it follows is checked at its own place.
+        shown = given.get(name, key.default)
         try:
             value = OmegaConf.select(tree, name, throw_on_missing=True)
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            problems.append(limit_problem(key, value))
         except InterpolationValidationError:
-            problems.append(wrong_type(key, given.get(name, key.default)))
-            continue
+            problems.append(wrong_type(key, shown))
         except InterpolationKeyError as error:
             target = (re.findall("'(.+)'", str(error)) or ["?"])[0]
             mend = did_you_mean(_known_like(target, schema))
-            problems.append(f"{name}={given.get(name, key.default)}: refers to {target}, which is no option.{mend}")
-            continue
+            problems.append(f"{name}={shown}: refers to {target}, which is no option.{mend}")
         except OmegaConfBaseException as error:
-            problems.append(f"{name}={given.get(name, key.default)}: {str(error).splitlines()[0].rstrip('.')}.")
-            continue
+            problems.append(f"{name}={shown}: {str(error).splitlines()[0].rstrip('.')}.")
         except RecursionError:
-            problems.append(f"{name}={given.get(name, key.default)}: refers to itself.")
-            continue
-        follows = name not in given and isinstance(key.default, str) and "${" in key.default
-        if not follows:  # The key that it follows reports the problem.
-            problems.append(limit_problem(key, value))
+            problems.append(f"{name}={shown}: refers to itself.")
     return [p for p in problems if p]

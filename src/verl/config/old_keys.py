@@ -80,7 +80,7 @@ class Retired:
     instead: str = ""
 
 
-_ALWAYS = "always so here"
+_ALWAYS = "this version does what the value says, and nothing else"
 _ENGINE = "the rollout engine decides this itself in this version"
 _LORA = "LoRA is not in this version; leave the key out to train all parameters"
 _SEQUENCE = "long sequences are not split over devices in this version; leave it at 1"
@@ -101,7 +101,7 @@ RETIRED: tuple[Retired, ...] = (
     Retired("data.return_multi_modal_inputs", "text only in this version"),
     Retired("data.image_key", "text only in this version"),
     Retired("data.video_key", "text only in this version"),
-    Retired("data.filter_overlong_prompts_workers", "prompts are tokenized in batches, without worker processes"),
+    Retired("data.filter_overlong_prompts_workers", "prompts are tokenized without worker processes"),
     Retired("data.dataloader_num_workers", "prompts are read without worker processes"),
     Retired("data.use_shm", "files are read where they lie"),
     Retired("data.validation_shuffle", "validation has no order"),
@@ -175,8 +175,8 @@ RETIRED: tuple[Retired, ...] = (
     ),
     Retired("critic.forward_micro_batch_size*", "values are computed in the micro-batches of critic.ppo_*"),
     Retired("critic.forward_max_token_len_per_gpu", "values are computed in the micro-batches of critic.ppo_*"),
-    Retired("critic.shuffle", "the critic takes its mini-batches in the actor's order"),
-    Retired("critic.data_loader_seed", "the critic takes its mini-batches in the actor's order"),
+    Retired("critic.shuffle", _ALWAYS, (False,), "the critic takes its mini-batches in the order of the samples"),
+    Retired("critic.data_loader_seed", "the critic takes its mini-batches in the order of the samples"),
     Retired("critic.enable", "the critic follows algorithm.adv_estimator"),
     Retired("*.rollout_n", "follows actor_rollout_ref.rollout.n"),
     # rollout

@@ -60,7 +60,9 @@ def apply_old_names(assignments: list[Assignment]) -> tuple[list[Assignment], li
         else:
             kept.append(_alias(assignment))
     notices += [f"not read: {', '.join(dict.fromkeys(names))} ({reason})." for reason, names in retired.items()]
-    return [_rename_references(a) for a in kept], notices, problems
+    kept = [_rename_references(a) for a in kept]
+    # What followed its own old name has nothing to follow any more.
+    return [a for a in kept if a.value != f"${{{a.key}}}" or given.get(a.key) == a.value], notices, problems
 
 
 def _move(old: Assignment, new: str, given: dict[str, Any], notices: list[str]) -> list[Assignment]:

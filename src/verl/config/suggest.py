@@ -31,6 +31,8 @@ def nearest_keys(key: str, keys: Iterable[str], *, limit: int = 3) -> list[str]:
     for candidate in keys:
         other_path, _, other_last = candidate.lower().rpartition(".")
         name_score = _ratio(last, other_last)
+        if len(last) > 3 and last in other_last:
+            name_score = max(name_score, 0.85)
         score = 0.7 * name_score + 0.3 * _ratio(path, other_path)
         exact = exact or last == other_last
         if name_score >= 0.7 or score >= 0.8:
