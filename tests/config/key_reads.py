@@ -8,73 +8,21 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 
-# Names of classes. "*X" is a collection of X.
-Types = frozenset[str]
-NOTHING: Types = frozenset()
+from source_types import (
+    NOTHING,
+    ClassInfo,
+    FunctionInfo,
+    Read,
+    Types,
+    annotation_types,
+    collection,
+    declare_function,
+    schema_fields,
+)
 
-_COLLECTIONS = {"list", "tuple", "set", "Sequence", "Iterable", "Iterator", "Generator", "dict", "Mapping"}
-_UNIONS = {"Optional", "Union", "Annotated", "ClassVar", "Final", "type", "Type"}
 _SAME_TYPE = {"replace", "copy", "deepcopy", "cast"}
 _SAME_ITEMS = {"list", "tuple", "reversed", "sorted", "values", "iter"}
-
-
-@dataclass
-class ClassInfo:
-    bases: list[str] = field(default_factory=list)
-    attributes: dict[str, Types] = field(default_factory=dict)
-    methods: dict[str, FunctionInfo] = field(default_factory=dict)
-
-
-@dataclass
-class FunctionInfo:
-    node: ast.FunctionDef | ast.AsyncFunctionDef
-    annotated: Types = NOTHING
-    returns: Types = NOTHING
-    parameters: dict[str, Types] = field(default_factory=dict)
-    is_property: bool = False
-
-
-@dataclass(frozen=True)
-class Read:
-    """One field, read in a module inside a top-level definition."""
-
-    owner: str
-    field: str
-    module: str
-    definition: str
-
-
-def annotation_types(node: ast.expr | None) -> Types:
-    """Classes that an annotation names."""
-    if node is None:
-        return NOTHING
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        try:
-            return annotation_types(ast.parse(node.value, mode="eval").body)
-        except SyntaxError:
-            return NOTHING
-    if isinstance(node, ast.Name):
-        return frozenset({node.id})
-    if isinstance(node, ast.Attribute):
-        return frozenset({node.attr})
-    if isinstance(node, ast.BinOp):
-        return annotation_types(node.left) | annotation_types(node.right)
-    if isinstance(node, ast.Subscript):
-        outer = next(iter(annotation_types(node.value)), "")
-        inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        found = frozenset().union(*(annotation_types(item) for item in inner))
-        if outer in _COLLECTIONS:
-            return _collection(found)
-        return found if outer in _UNIONS else frozenset({outer})
-    return NOTHING
-
-
-def _collection(types: Types) -> Types:
-    """A collection of `types`; collections of collections are followed three deep, so that learning comes to an end."""
-    return frozenset(f"*{name}" for name in types if not name.startswith("***"))
 
 
 class Program:
@@ -83,10 +31,7 @@ class Program:
     def __init__(self, schema: Iterable[type]):
         self.schema: dict[str, dict[str, Types]] = {}
         for cls in schema:
-            annotations = ((f.name, f.type if isinstance(f.type, str) else _type_text(f.type)) for f in fields(cls))
-            self.schema[cls.__name__] = {
-                name: annotation_types(ast.parse(text, mode="eval").body) for name, text in annotations
-            }
+            self.schema[cls.__name__] = schema_fields(cls)
         self.classes: dict[str, ClassInfo] = {}
         self.functions: dict[str, FunctionInfo] = {}
         self.reads: set[Read] = set()
@@ -116,13 +61,13 @@ class Program:
                 info.bases += [name for base in node.bases for name in annotation_types(base)]
                 for item in node.body:
                     if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                        info.methods[item.name] = _function(item)
+                        info.methods[item.name] = declare_function(item)
                         methods.add(item)
                     elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                         info.attributes[item.target.id] = annotation_types(item.annotation)
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node not in methods:
-                self.functions[node.name] = _function(node)
+                self.functions[node.name] = declare_function(node)
 
     def lineage(self, name: str) -> list[ClassInfo]:
         """The class and its bases, as far as they are known."""
@@ -137,17 +82,6 @@ class Program:
 
     def method(self, cls: str, name: str) -> FunctionInfo | None:
         return next((info.methods[name] for info in self.lineage(cls) if name in info.methods), None)
-
-
-def _type_text(kind: object) -> str:
-    return kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
-
-
-def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> FunctionInfo:
-    decorators = {name for d in node.decorator_list for name in annotation_types(d)}
-    return FunctionInfo(
-        node, annotated=annotation_types(node.returns), is_property=bool(decorators & {"property", "cached_property"})
-    )
 
 
 class Walker(ast.NodeVisitor):
@@ -373,14 +307,14 @@ class Walker(ast.NodeVisitor):
         return self._items(self.types(node.value))
 
     def _types_Tuple(self, node: ast.Tuple | ast.List | ast.Set) -> Types:
-        return _collection(frozenset().union(*[self.types(item) for item in node.elts]))
+        return collection(frozenset().union(*[self.types(item) for item in node.elts]))
 
     _types_List = _types_Set = _types_Tuple
 
     def _types_Dict(self, node: ast.Dict) -> Types:
         for key in node.keys:
             self.types(key)
-        return _collection(frozenset().union(*[self.types(value) for value in node.values]))
+        return collection(frozenset().union(*[self.types(value) for value in node.values]))
 
     def _types_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Types:
         self.scopes.append({})
@@ -392,7 +326,7 @@ class Walker(ast.NodeVisitor):
             self.types(node.key)
         inner = self.types(node.value if isinstance(node, ast.DictComp) else node.elt)
         self.scopes.pop()
-        return _collection(inner)
+        return collection(inner)
 
     _types_SetComp = _types_GeneratorExp = _types_DictComp = _types_ListComp
 
@@ -407,28 +341,3 @@ class Walker(ast.NodeVisitor):
             for bare in [name.lstrip("*")]
             for stars in [len(name) - len(bare)]
         )
-
-
-def schema_classes(root: type) -> list[type]:
-    """A dataclass and all dataclasses in its fields."""
-    instance = root()
-    found: dict[str, type] = {}
-
-    def collect(value: object) -> None:
-        if is_dataclass(value) and type(value).__name__ not in found:
-            found[type(value).__name__] = type(value)
-            for f in fields(value):
-                collect(getattr(value, f.name))
-
-    collect(instance)
-    return list(found.values())
-
-
-def read_sources(root: Path, package: str) -> dict[str, str]:
-    """{dotted module name: source} of the package in folder `root`."""
-    return {
-        f"{package}.{'.'.join(path.relative_to(root).with_suffix('').parts)}".removesuffix(
-            ".__init__"
-        ): path.read_text()
-        for path in sorted(root.rglob("*.py"))
-    }

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from key_reads import Program, Read, read_sources, schema_classes
+from key_reads import Program
+from source_types import Read, read_sources, schema_classes
 
 import verl
 from verl.config.keys import schema_keys

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from verl.config.keys import Key, options, schema_keys
-from verl.config.old_keys import PER_DEVICE, RENAMED, RETIRED
+from verl.config.old_keys import PER_DEVICE, RENAMED, RETIRED, Retired
 from verl.config.schema import PPOConfig
 from verl.config.suggest import did_you_mean, nearest_words
 
@@ -122,11 +122,15 @@ def markdown(schema: type = PPOConfig) -> str:
         "",
         "These are accepted and not read. Some take only the values that this version agrees with.",
         "",
-        "| key | values | why nothing reads it |",
+        "| key | values | why nothing reads it, or what to do for another value |",
         "|---|---|---|",
-        *(f"| `{entry.pattern}` | {_allowed(entry.allowed)} | {_cell(entry.reason)} |" for entry in RETIRED),
+        *(f"| `{entry.pattern}` | {_allowed(entry.allowed)} | {_cell(_why(entry))} |" for entry in RETIRED),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _why(entry: Retired) -> str:
+    return entry.reason if entry.allowed is None else entry.instead
 
 
 def _allowed(allowed: tuple | None) -> str:
