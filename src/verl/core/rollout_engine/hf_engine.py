@@ -26,15 +26,15 @@ class HFEngine:
     Args:
         model: a transformers model; its dropout is off while it generates.
         config: actor_rollout_ref.rollout; max_num_seqs is the batch size.
-        notice: why this engine was chosen, for the user.
+        pad_token_id: what shorter prompts are padded with; it is masked.
     """
 
-    def __init__(self, model: PreTrainedModel, *, config: RolloutConfig | None = None, notice: str | None = None):
+    def __init__(self, model: PreTrainedModel, *, config: RolloutConfig | None = None, pad_token_id: int = 0):
         self.model = model
         self.config = config or RolloutConfig()
+        self.pad_token_id = pad_token_id
         self.version = 0
         self.stats = RolloutStats()
-        self.notice = notice
         self._aborted: set[int] = set()
 
     def generate(self, requests: list[Request]) -> list[list[Completion]]:
@@ -95,7 +95,7 @@ class HFEngine:
         began = time.perf_counter()
         prompts = [group[r].prompt_ids for r, _ in batch]
         width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=self.model.device)
+        ids = torch.tensor([[self.pad_token_id] * (width - len(p)) + p for p in prompts], device=self.model.device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.model.device)
         drawing = _Drawing(group, batch, rule, self._aborted, self.model.device)
         with _neutral(self.model, max(group[r].sampling.max_tokens for r, _ in batch)), torch.no_grad():
