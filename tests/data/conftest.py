@@ -8,9 +8,11 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-WORDS = ["<unk>", "<user>", "<system>", "<assistant>", "<think>", *(f"w{i}" for i in range(100))]
+WORDS = ["<unk>", "<user>", "<system>", "<assistant>", "<think>", *(f"w{i}" for i in range(100)), "<bos>"]
+BOS = WORDS.index("<bos>")
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "<{{ m.role }}> {{ m.content }} {% endfor %}"
@@ -20,9 +22,10 @@ TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """`w7` is token 12: every word is its place in WORDS."""
+    """`w7` is token 12: every word is its place in WORDS. Begins plain texts, not chats, with <bos>."""
     model = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     model.pre_tokenizer = WhitespaceSplit()
+    model.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
     return PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>", chat_template=TEMPLATE)
 
 

@@ -6,7 +6,7 @@ from verl.config.schema import DataConfig
 from verl.data.prompts import load_prompts
 from verl.errors import DataError
 
-from .conftest import row, words
+from .conftest import BOS, row, words
 
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 
@@ -123,7 +123,7 @@ def test_other_columns(write, tokenizer):
 def test_missing_parts_are_noticed(write, tokenizer, plain_tokenizer):
     path = write([{"prompt": "w1"}, {"prompt": "w2"}], "a.jsonl")
     dataset = load(path, plain_tokenizer, require_ground_truth=False)
-    assert ids(dataset) == [[6], [7]]
+    assert ids(dataset) == [[BOS, 6], [BOS, 7]]
     assert dataset.data_sources == {"unknown"}
     assert "no chat template" in dataset.notices[0]
     assert "2 of 2 rows have no 'data_source'" in dataset.notices[1]

@@ -4,6 +4,8 @@ from verl.data.schema import PromptRow
 from verl.data.tokenizing import tokenize_rows, truncate
 from verl.errors import DataError
 
+from .conftest import BOS
+
 
 def prompt(*messages):
     return PromptRow("f.jsonl, line 1", [{"role": r, "content": c} for r, c in messages], "d", "42")
@@ -25,7 +27,7 @@ def test_template_arguments(tokenizer):
 
 
 def test_without_a_template_contents_are_joined(plain_tokenizer):
-    assert tokenize_rows([prompt(("system", "w0 "), ("user", "w1"))], plain_tokenizer, {}) == [[5, 6]]
+    assert tokenize_rows([prompt(("system", "w0 "), ("user", "w1"))], plain_tokenizer, {}) == [[BOS, 5, 6]]
 
 
 def test_a_template_that_rejects_a_row_names_it(tokenizer):

@@ -108,9 +108,8 @@ def test_imports_beside_the_file(write):
     write("VALUE = 0.25", "own_helper_of_the_test.py")
     absolute = write("from own_helper_of_the_test import VALUE\ndef f(**k): return VALUE", "a.py")
     relative = write("from .own_helper_of_the_test import VALUE\ndef f(**k): return VALUE", "b.py")
-    late = write(
-        "def f(**k):\n    import own_helper_of_the_test\n    return own_helper_of_the_test.VALUE", "my-late.file.py"
-    )
+    write("VALUE = 0.25", "another_helper_of_the_test.py")
+    late = write("def f(**k):\n    from another_helper_of_the_test import VALUE\n    return VALUE", "my-late.file.py")
     assert [CustomFunction(path, "f").load()(**CALL) for path in (absolute, relative, late)] == [0.25] * 3
 
 

@@ -59,6 +59,8 @@ async def judge(solution_str, **rest):
         await asyncio.sleep(60)
     if solution_str == "block":
         time.sleep(60)
+    if solution_str == "nap":
+        time.sleep(0.2)
     if solution_str == "raise":
         raise TimeoutError("the judge's own server timed out")
     await asyncio.sleep(0.5)
@@ -172,7 +174,9 @@ def test_the_users_traceback_is_shown(manager):
 
 
 def test_a_function_that_uses_the_alarm_itself(manager):
-    assert manager.score(inputs("alarm", "spin", "abc", "abc")).failed == [1]
+    start = time.perf_counter()
+    assert manager.score(inputs("alarm", "spin", *["abc"] * 18)).failed == [1]  # both in one chunk
+    assert time.perf_counter() - start < 3  # 1 s; a worker that has to be killed costs 4 s and a start
 
 
 def test_too_many_failures_stop_the_run_and_show_the_first(manager):
@@ -237,9 +241,13 @@ def test_async_failures_are_counted_each(judge):
 
 
 def test_an_async_function_that_blocks_takes_nobody_with_it(judge):
-    result = judge.score(inputs(*["abc"] * 6, "block", *["abc"] * 6))
+    result = judge.score(inputs(*["abc"] * 6, "block", *["abc"] * 13))
     assert result.failed == [6]
-    assert result.scores == [3.0] * 6 + [0.0] + [3.0] * 6
+    assert result.scores == [3.0] * 6 + [0.0] + [3.0] * 13
+
+
+def test_async_functions_that_block_a_little_each_are_all_scored(judge):
+    assert judge.score(inputs(*["nap"] * 12)).failures == 0  # 6 x 0.2 s in one chunk is over the limit of 1 s
 
 
 def test_built_in_scorers_start_no_process():

@@ -27,8 +27,8 @@ def tokenize_rows(
     templated = tokenizer.chat_template is not None
     texts = [_render(row, tokenizer, template_arguments) if templated else _contents(row) for row in rows]
     all_ids = tokenizer(texts, add_special_tokens=not templated, return_attention_mask=False)["input_ids"]
-    for row, ids in zip(rows, all_ids):
-        if not ids:
+    for row, text, ids in zip(rows, texts, all_ids, strict=True):
+        if not ids or not text.strip():
             raise DataError(f"{row.where}: the prompt has no tokens. Write a question into it.")
     return all_ids
 

@@ -113,17 +113,21 @@ def _score_concurrently(function: ScoreFunction, samples: list[RewardInput], tim
 
 
 async def _gather(function: ScoreFunction, samples: list[RewardInput], timeout: float) -> list[Outcome | None]:
-    lag = 0.0
+    lag = 0.0  # seconds for which the loop was held up, all together, until the last tick
+    tick = started = time.monotonic()  # when the watcher, and when a sample's first step, last had their turn
+
+    def overdue() -> float:
+        return max(0.0, time.monotonic() - tick - LAG_INTERVAL)
 
     async def watch_loop() -> None:
-        nonlocal lag
+        nonlocal lag, tick
         while True:
-            before = time.monotonic()
             await asyncio.sleep(LAG_INTERVAL)
-            lag += time.monotonic() - before - LAG_INTERVAL
+            lag, tick = lag + overdue(), time.monotonic()
 
     async def score(sample: RewardInput) -> Outcome | None:
-        nonlocal lag
+        nonlocal started
+        started = time.monotonic()
         try:
             async with asyncio.timeout(timeout) as limit:
                 value = await function(**call_arguments(sample))
@@ -132,10 +136,10 @@ async def _gather(function: ScoreFunction, samples: list[RewardInput], timeout: 
             blocked = isinstance(error, SampleTimeout)
             if not blocked and not limit.expired():
                 return failure(raised(error), sample)
-            lag += timeout if blocked else 0.0
+            guilty = blocked and time.monotonic() - max(tick, started) >= timeout  # it alone held the loop so long
             # Others may have held up the loop: who is slow shows only when each is tried in smaller company.
-            starved = lag > timeout / 2 and len(samples) > 1
-            return None if starved else failure(_too_slow(timeout), sample)
+            starved = lag + overdue() > timeout / 2 and len(samples) > 1
+            return None if starved and not guilty else failure(_too_slow(timeout), sample)
 
     watcher = asyncio.create_task(watch_loop())
     try:
