@@ -54,6 +54,7 @@ format: $(BIN)/.installed-dev
 
 docs: $(BIN)/.installed
 	$(BIN)/python -m verl.config.help --markdown > docs/config.md
+	$(BIN)/python -m verl.trainer.algorithm_index --markdown > docs/algorithms.md
 
 clean:
 	rm -rf $(VENV) .venv-vllm quickstart .pytest_cache .ruff_cache .hypothesis
