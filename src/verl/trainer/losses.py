@@ -49,6 +49,8 @@ class ActorLoss:
 
     A batch without `old_log_probs` is one that this very policy sampled and that gets a single update: the old log-probs
     are then the new ones without their gradient.
+
+    measure_mismatch: also report how far these log-probs are from the rollout's (of the first update after a rollout).
     """
 
     policy_loss: PolicyLoss
@@ -57,6 +59,7 @@ class ActorLoss:
     entropy_coeff: float = 0.0
     kl_coef: float = 0.0
     kl_kind: str = "low_var_kl"
+    measure_mismatch: bool = False
     with_entropy: bool = field(default=True, init=False)
 
     def __call__(self, outputs: TokenOutputs, micro: SampleBatch) -> tuple[Tensor, Metrics]:
@@ -89,7 +92,7 @@ class ActorLoss:
             kl = (weights * kl_estimate(log_probs, micro["ref_log_probs"].values, self.kl_kind)).sum()
             loss = loss + self.kl_coef * kl
             metrics |= {"kl_loss": Metric.sum(kl)}
-        if "old_log_probs" not in micro and "rollout_log_probs" in micro:
+        if self.measure_mismatch:
             metrics |= _mismatch(log_probs.detach(), micro["rollout_log_probs"].values, mask)
         return loss, metrics | {"loss": Metric.sum(loss)}
 

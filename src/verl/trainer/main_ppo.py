@@ -16,13 +16,13 @@ def main(argv: list[str]) -> int:
     config = compose(overrides)
     notices = validate(config)
 
-    from verl.trainer.pipelines import sync
+    from verl.trainer.pipelines import train
     from verl.trainer.run import prepare
 
     run = prepare(config, notices)
     status = "failed"
     try:
-        status = sync.train(run)
+        status = train(run)
     except KeyboardInterrupt:
         status = "interrupted"
     finally:

@@ -9,6 +9,7 @@ import torch
 from verl.algorithms.correction import mismatch_metrics, truncated_weights, weight_metrics
 from verl.algorithms.inputs import AdvantageInputs, AdvantageOptions, PolicyLossOptions
 from verl.algorithms.kl import apply_kl_penalty, batch_kl
+from verl.algorithms.segments import place_scores
 from verl.config.derived import clip_range
 from verl.core.rollout_engine.api import Completion, Request, SamplingParams
 from verl.data.batch import Ragged, SampleBatch
@@ -114,10 +115,20 @@ def needs_old_log_probs(run: Run) -> bool:
     return early or run.plan.actor.updates_per_step > 1 or run.policy_loss.prepare is not None
 
 
+def takes_rollout_log_probs(run: Run, batch: SampleBatch) -> bool:
+    """Whether the rollout's log-probs stand for the old policy's: as set, or because they are of the very same policy."""
+    bypass = run.config.algorithm.rollout_correction.bypass_mode
+    if bypass is not None:
+        return bypass
+    return run.roles.same_numerics and bool((batch["policy_version"] == run.step).all())
+
+
 def add_log_probs(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
     """Adds old_log_probs, ref_log_probs and values, each where the algorithm needs it."""
     temperature = run.config.actor_rollout_ref.rollout.temperature
-    if needs_old_log_probs(run):
+    if needs_old_log_probs(run) and takes_rollout_log_probs(run, batch):
+        batch = batch.with_columns(old_log_probs=batch["rollout_log_probs"])
+    elif needs_old_log_probs(run):
         with log.time("old_log_prob"):
             old, entropy = run.roles.actor.log_probs(batch, temperature, with_entropy=True)
         batch = batch.with_columns(old_log_probs=old)
@@ -141,12 +152,7 @@ def token_rewards(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
     A sample with mask [1, 1, 0] and score 1 gets [0, 1, 0].
     """
     mask = batch["response_mask"]
-    rewards = torch.zeros(mask.values.shape, dtype=torch.float32)
-    chosen = mask.values.nonzero().squeeze(1)
-    owner = torch.repeat_interleave(torch.arange(len(batch)), mask.lengths)[chosen]
-    is_last = torch.ones_like(owner, dtype=torch.bool)
-    is_last[:-1] = owner[1:] != owner[:-1]
-    rewards[chosen[is_last]] = batch["score"][owner[is_last]]
+    rewards = place_scores(batch["score"], mask.values, mask.lengths)
     if run.kl_control is not None:
         rewards, kl = apply_kl_penalty(
             rewards,
@@ -205,7 +211,18 @@ def mini_batches(batch: SampleBatch, size: int, epochs: int, shuffle_seed: int |
             yield batch.select(index)
 
 
-TRAINED_ON = ["prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages", "returns", "values", "rollout_is_weights"]
+TRAINED_ON = [
+    "prompt_ids",
+    "response_ids",
+    "response_mask",
+    "rollout_log_probs",
+    "old_log_probs",
+    "ref_log_probs",
+    "advantages",
+    "returns",
+    "values",
+    "rollout_is_weights",
+]
 
 
 def _trained_columns(batch: SampleBatch) -> SampleBatch:
@@ -222,14 +239,18 @@ def update_actor(run: Run, batch: SampleBatch, log: StepLog) -> None:
     loss = ActorLoss(run.policy_loss, options, temperature, actor.entropy_coeff, kl_coef, actor.kl_loss_type)
     scale = actor.loss_scale_factor or run.config.data.max_response_length
     seed = actor.data_loader_seed + run.step if actor.shuffle else None
+    measures = run.config.actor_rollout_ref.rollout.calculate_log_probs
     updates = []
     with log.time("update_actor"):
         for mini in mini_batches(_trained_columns(batch), plan.mini_batch_samples, plan.passes, seed):
             mini = select_tokens(with_loss_weights(mini, actor.loss_agg_mode, scale), run.policy_loss, options)
+            # Only the first update's policy is the one that sampled.
+            loss.measure_mismatch = not updates and measures and "training/rollout_probs_diff_mean" not in log.metrics
             updates.append(run.roles.actor.train_batch(mini, loss))
-    metrics = averages(updates)
-    mismatch = {k: metrics.pop(k) for k in list(metrics) if k.startswith("rollout_probs_diff")}
-    log.add(mismatch, "training/")
+    log.add({k: v for k, v in updates[0].items() if k.startswith("rollout_probs_diff")}, "training/")
+    metrics = {k: v for k, v in averages(updates).items() if not k.startswith("rollout_probs_diff")}
+    if "mfu" in metrics:
+        log.add({"perf/mfu/actor": metrics.pop("mfu")})
     log.add(metrics, "actor/")
     if "actor/entropy" not in log.metrics:
         log.add({"actor/entropy": metrics["entropy_loss"]})
@@ -248,14 +269,17 @@ def update_critic(run: Run, batch: SampleBatch, log: StepLog) -> None:
     with log.time("update_critic"):
         for mini in mini_batches(_trained_columns(batch), plan.mini_batch_samples, plan.passes):
             updates.append(run.roles.critic.train_batch(with_loss_weights(mini, critic.loss_agg_mode, scale), loss))
-    log.add(averages(updates), "critic/")
+    metrics = averages(updates)
+    if "mfu" in metrics:
+        log.add({"perf/mfu/critic": metrics.pop("mfu")})
+    log.add(metrics, "critic/")
 
 
 def averages(updates: list[dict[str, float]]) -> dict[str, float]:
     """Mean over a step's updates; `lr` is the last one's, skipped updates add up, maxima stay maxima."""
     out = {}
-    for name in updates[0]:
-        column = [u[name] for u in updates]
+    for name in dict.fromkeys(name for update in updates for name in update):
+        column = [u[name] for u in updates if name in u]
         if name == "lr":
             out[name] = column[-1]
         elif name == "skipped_updates":

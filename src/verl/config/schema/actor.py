@@ -17,8 +17,10 @@ class ModelConfig:
     )
     tokenizer_path: str | None = opt(None, "tokenizer directory or id; null: the model's")
     trust_remote_code: bool = opt(False, "run Python code that comes with the model")
-    enable_gradient_checkpointing: bool = opt(
-        True, "recompute layers in the backward pass instead of keeping their activations"
+    enable_gradient_checkpointing: bool | None = opt(
+        None,
+        "recompute layers in the backward pass instead of keeping their activations; null: where those of a micro-batch "
+        "would take more than a quarter of the device's memory",
     )
     override_config: dict[str, Any] = opt({}, "values that replace those of the model's config.json")
 
@@ -53,7 +55,7 @@ class ActorConfig:
     use_kl_loss: bool = opt(False, "add a KL term against the reference policy to the loss")
     kl_loss_coef: float = opt(0.001, "weight of that term", min=0)
     kl_loss_type: str = opt("low_var_kl", "its estimator", choices=("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"))
-    use_torch_compile: bool = opt(True, "compile the token-wise loss kernels on a GPU")
+    use_torch_compile: bool = opt(True, "compile the decoder layers and the loss kernels on a GPU (some seconds at the first step)")
     optim: OptimConfig = opt(OptimConfig, "optimizer")
     fsdp_config: FSDPConfig = opt(FSDPConfig, "sharding, precision, offload")
     checkpoint: CheckpointConfig = opt(CheckpointConfig, "checkpoint contents")
@@ -79,7 +81,9 @@ class CriticModelConfig:
     trust_remote_code: bool = opt(
         "${actor_rollout_ref.model.trust_remote_code}", "run Python code that comes with the model"
     )  # type: ignore[assignment]
-    enable_gradient_checkpointing: bool = opt(True, "recompute layers in the backward pass")
+    enable_gradient_checkpointing: bool | None = opt(
+        None, "recompute layers in the backward pass; null: as for the actor, where memory asks for it"
+    )
     override_config: dict[str, Any] = opt({}, "values that replace those of the model's config.json")
 
 

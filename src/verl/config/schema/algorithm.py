@@ -19,6 +19,11 @@ class KLControlConfig:
 
 @dataclass
 class RolloutCorrectionConfig:
+    bypass_mode: bool | None = opt(
+        None,
+        "take the rollout's log-probs as the old ones instead of computing them anew; null: where the native engine "
+        "samples from the very weights and in the precision that the trainer computes in",
+    )
     rollout_is: str | None = opt(
         None, "truncated importance weights between rollout and trainer policy", choices=("token", "sequence")
     )

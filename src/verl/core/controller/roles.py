@@ -24,13 +24,15 @@ from verl.errors import ConfigError
 class Roles:
     """The engines of a run. ref and critic are None where the algorithm needs none.
 
-    notices: what the user should know about how they were placed.
+    same_numerics: whether rollout and trainer compute from the same weights in the same precision, so that the rollout's
+    log-probs may stand for the trainer's. notices: what the user should know about how they were placed.
     """
 
     actor: ModelEngine
     rollout: RolloutEngine
     ref: ModelEngine | None = None
     critic: ModelEngine | None = None
+    same_numerics: bool = False
     notices: list[str] = field(default_factory=list)
 
     def sync_weights(self, version: int) -> None:
@@ -86,7 +88,8 @@ def build_roles(
     notices += [reason] if reason else []
     ref = _build_ref(config, device, model_path) if needs_reference(config) else None
     critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
-    return Roles(actor, rollout, ref, critic, notices)
+    same = getattr(rollout, "dtype", None) == _compute_dtype(section.actor.fsdp_config, device)
+    return Roles(actor, rollout, ref, critic, same, notices)
 
 
 def _compute_dtype(fsdp: FSDPConfig, device: torch.device) -> torch.dtype:
@@ -120,6 +123,7 @@ def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model
         total_updates=plan.actor.total_updates,
         checkpoint=actor.checkpoint,
         gradient_checkpointing=model.enable_gradient_checkpointing,
+        compiled=actor.use_torch_compile,
         tokenizer=tokenizer,
     )
     return engine, hf_config

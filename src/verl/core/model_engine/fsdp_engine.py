@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from torch.distributed.tensor import DTensor
 from verl.config.schema import CheckpointConfig, FSDPConfig, OptimConfig
 from verl.core.checkpoint_engine.disk import load_sharded, save_hf_side, save_sharded
 from verl.core.model_engine.api import MicroBatching, TokenLoss, TokenOutputs
+from verl.core.model_engine.memory import needs_checkpointing, peak_flops, train_flops
 from verl.core.model_engine.metrics import Metric, merge_into, reduce
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, move_state
 from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens
-from verl.core.model_engine.parallel import make_mesh, shard
+from verl.core.model_engine.parallel import compile_layers, make_mesh, shard
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import CheckpointError
 
@@ -38,13 +40,15 @@ class FSDPEngine:
         optim: OptimConfig | None = None,
         total_updates: int = 0,
         checkpoint: CheckpointConfig | None = None,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | None = False,
+        compiled: bool = False,
         tokenizer=None,
     ):
         """Shard `model`, which must be on the CPU or on `device`.
 
         Args:
             dtype: of the computation. train_limit, infer_limit: bounds of one forward with and without gradients.
+            gradient_checkpointing: None: where memory asks for it. compiled: compile the decoder layers (on a GPU).
             total_updates: length of the learning-rate schedule. tokenizer: saved beside the weights.
         """
         self.device, self.fsdp, self.optim_config = device, fsdp, optim
@@ -54,10 +58,14 @@ class FSDPEngine:
         self.tokenizer = tokenizer
         self.hf_config, self.generation_config = model.hf.config, getattr(model.hf, "generation_config", None)
         model.requires_grad_(optim is not None)
+        if gradient_checkpointing is None:
+            gradient_checkpointing = needs_checkpointing(self.hf_config, train_limit.max_tokens, dtype, device)
         if gradient_checkpointing and optim is not None:
             model.hf.gradient_checkpointing_enable({"use_reentrant": False})
         model.train(optim is not None)
         layer_classes = set(model.hf._no_split_modules or [])
+        if compiled and device.type == "cuda":
+            compile_layers(model, layer_classes)
         self.model = shard(model.to(device), layer_classes, make_mesh(device), fsdp, dtype)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(self.parameters, optim) if optim is not None else None
@@ -117,9 +125,10 @@ class FSDPEngine:
         An update whose gradient is not finite is left out, and `skipped_updates` says so.
 
         Returns:
-            the loss's metrics averaged over `batch`, with `grad_norm` (before clipping), `lr` and `skipped_updates`.
+            the loss's metrics averaged over `batch`, `mfu` where the device's peak is known, with `grad_norm` (before clipping), `lr` and `skipped_updates`.
         """
         optimizer, config = self._training()
+        started, flops = time.perf_counter(), 0.0
         totals: dict[str, Metric] = {}
         with self._resident(), self._optimizer_resident():
             for group in self._micro_batches(batch, self.train_limit):
@@ -127,6 +136,7 @@ class FSDPEngine:
                 inputs = PackedInputs.make(micro, self.device)
                 value, metrics = loss(self._outputs(inputs, loss), micro.to(self.device))
                 value.backward()
+                flops += train_flops(self.model, self.hf_config, inputs.layout.lengths)
                 merge_into(totals, metrics)
             norm = clip_gradients(self.parameters, config.clip_grad)
             rate = learning_rate(self.updates, config, self.total_updates)
@@ -138,11 +148,12 @@ class FSDPEngine:
             self.updates += 1
             optimizer.zero_grad(set_to_none=True)
             self.model.reshard()
-        return reduce(totals, self.device) | {
-            "grad_norm": float(norm),
-            "lr": rate,
-            "skipped_updates": float(not finite),
-        }
+        numbers = reduce(totals, self.device)
+        if (peak := peak_flops(self.device)) is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            numbers["mfu"] = flops / (time.perf_counter() - started) / peak
+        return numbers | {"grad_norm": float(norm), "lr": rate, "skipped_updates": float(not finite)}
 
     def _training(self) -> tuple[torch.optim.AdamW, OptimConfig]:
         if self.optimizer is None or self.optim_config is None:

@@ -92,10 +92,11 @@ def load_config(
 
 
 def load_policy(path: str, config, dtype: torch.dtype, *, trust_remote_code: bool = False) -> nn.Module:
-    """A causal language model in `dtype` with packed attention, on the CPU."""
+    """A causal language model in `dtype` with packed attention, on the CPU; its config keeps the checkpoint's dtype."""
     from transformers import AutoModelForCausalLM
 
-    return _from_hub(
+    stored = config.dtype
+    model = _from_hub(
         "model",
         path,
         "actor_rollout_ref.model.path",
@@ -103,11 +104,14 @@ def load_policy(path: str, config, dtype: torch.dtype, *, trust_remote_code: boo
             path, config=config, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=trust_remote_code
         ),
     )
+    model.config.dtype = stored  # what a merge writes, whatever the precision of training
+    return model
 
 
 def load_value_model(path: str, config, dtype: torch.dtype, *, trust_remote_code: bool = False) -> nn.Module:
     """A one-label token-classification model with packed attention; a head that the checkpoint lacks starts at zero."""
     from transformers import AutoModelForTokenClassification
+    from transformers.utils import logging as transformers_logging
 
     config.num_labels = 1
     config.classifier_dropout = 0.0
@@ -123,7 +127,12 @@ def load_value_model(path: str, config, dtype: torch.dtype, *, trust_remote_code
             output_loading_info=True,
         )
 
+    stored = config.dtype
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # that the head is new is what is wanted, not a warning
     model, info = _from_hub("value model", path, "critic.model.path", load)
+    transformers_logging.set_verbosity(before)
+    model.config.dtype = stored
     if not hasattr(model, "score"):
         raise ConfigError(
             f"critic.model.path={path}: {config.model_type} has no token-classification head named `score`; use a Qwen2, Qwen3, Llama or Mistral model."

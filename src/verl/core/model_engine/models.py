@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from verl.core.model_engine import attention
@@ -75,4 +74,4 @@ class ValueModel(_Packed):
 
     def forward(self, inputs: PackedInputs) -> Tensor:
         """Values, float32 [N]."""
-        return self.hf.score(self.hidden_states(inputs)).squeeze(-1).to(torch.float32)
+        return self.hf.score(self.hidden_states(inputs)).float().sum(-1)  # a sum, since FSDP2 warns of views

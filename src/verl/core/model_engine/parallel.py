@@ -29,6 +29,16 @@ def make_mesh(device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
 
 
+def compile_layers(model: nn.Module, layer_classes: set[str]) -> None:
+    """Compile the forward of each decoder layer for any number of tokens.
+
+    All layers of a model share one compiled graph. FSDP2's hooks and activation checkpointing stay outside of it.
+    """
+    for layer in model.modules():
+        if type(layer).__name__ in layer_classes:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
 def shard(
     model: nn.Module, layer_classes: set[str], mesh: DeviceMesh, config: FSDPConfig, dtype: torch.dtype
 ) -> nn.Module:

@@ -1,0 +1,72 @@
+"""Reckoning of memory and work from a model's shape."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+from torch import nn
+
+# Activations that a decoder layer keeps for its backward, in widths of the hidden state and of the MLP, per token.
+HIDDEN_WIDTHS, MLP_WIDTHS = 12, 4
+SHARE = 0.25
+
+
+def activation_bytes(config, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes that the decoder layers keep for the backward pass of `tokens` packed tokens, without checkpointing."""
+    width = HIDDEN_WIDTHS * config.hidden_size + MLP_WIDTHS * config.intermediate_size
+    return tokens * config.num_hidden_layers * width * dtype.itemsize
+
+
+def device_bytes(device: torch.device) -> int:
+    """Memory of the device, or of this machine where the device is its CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total
+
+
+def needs_checkpointing(config, tokens: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether activations of a micro-batch would take more than a quarter of the device's memory.
+
+    A model whose config does not tell its shape is taken to need it.
+    """
+    if not all(hasattr(config, name) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")):
+        return True
+    return activation_bytes(config, tokens, dtype) > SHARE * device_bytes(device)
+
+
+def train_flops(model: nn.Module, config, lengths: torch.Tensor) -> float:
+    """Floating-point operations of one forward and backward over sequences of `lengths` tokens, without recomputation.
+
+    6 x parameters x tokens for the matrix products (an input embedding that is not also the output layer does none), and
+    for causal attention 6 x layers x heads x head size x length^2: two products of 2 x length^2 x width each, halved by
+    causality, once forward and twice backward.
+    """
+    parameters = sum(p.numel() for p in model.parameters())
+    if not config.tie_word_embeddings:
+        parameters -= config.vocab_size * config.hidden_size
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    squares = float(lengths.double().square().sum())
+    return 6.0 * parameters * float(lengths.sum()) + 6.0 * config.num_hidden_layers * width * squares
+
+
+# Dense bf16 tensor-core peaks by the vendors' data sheets, in FLOP/s.
+PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "B200": 2250e12,
+    "4090": 165e12,
+}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Dense bf16 peak of the device, or None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for key, peak in PEAKS.items() if key in name), None)
