@@ -13,6 +13,8 @@ from verl.config.schema import CustomRewardConfig, RewardConfig
 from verl.errors import RewardError
 from verl.rewards import RewardInput, RewardManager, register_reward_manager
 from verl.rewards import registry as registry_module
+from verl.rewards.custom import CustomFunction
+from verl.rewards.pool import WorkerPool
 
 TIMEOUT = 1.0
 
@@ -197,6 +199,19 @@ def test_workers_killed_while_idle_are_replaced(manager):
         psutil.Process(pid).kill()
     time.sleep(0.3)
     assert manager.score(inputs(*["abc"] * 20)).scores == [3.0] * 20
+
+
+def test_chunks_that_a_breaking_pool_forgot_are_scored_again(folder):
+    custom = CustomFunction(str(folder / "custom.py"), "compute_score")
+    pool = WorkerPool(1, custom)
+    try:
+        broken = pool._current()
+        job = pool.submit(None, inputs("slow", "abc", "slow", "slow"), TIMEOUT)
+        broken.stop()  # it now drops the chunks that no worker has begun, and tells nobody
+        assert [outcome.score for outcome in job.wait()] == [4.0, 3.0, 4.0, 4.0]
+    finally:
+        pool.close()
+        broken.join()
 
 
 def test_reward_kwargs(folder):

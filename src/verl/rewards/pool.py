@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 import weakref
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 
@@ -19,13 +21,17 @@ from verl.rewards.worker import CHUNK_SECONDS, GRACE_SECONDS, ready, score_chunk
 
 LARGEST_CHUNK = 256
 RESTARTS_IN_A_ROW = 3
+LOOK_AFTER_SECONDS = 0.5
 
 
 class PoolJob:
     """Samples handed to the pool together; `wait` gives their outcomes, in order."""
 
-    def __init__(self, function: ScoreFunction | None, samples: list[RewardInput], timeout: float):
+    def __init__(
+        self, function: ScoreFunction | None, samples: list[RewardInput], timeout: float, look_after: Callable[[], None]
+    ):
         self.function, self.samples, self.timeout = function, samples, timeout
+        self._look_after = look_after
         self._outcomes: list[Outcome | None] = [None] * len(samples)
         self._missing = len(samples)
         self._error: BaseException | None = None
@@ -51,7 +57,8 @@ class PoolJob:
         return self._error is not None
 
     def wait(self) -> list[Outcome]:
-        self._done.wait()
+        while not self._done.wait(LOOK_AFTER_SECONDS):
+            self._look_after()
         if self._error is not None:
             raise self._error
         return self._outcomes
@@ -73,6 +80,8 @@ class WorkerPool:
         self._restarts = 0
         self._closed = False
         self._jobs: weakref.WeakSet[PoolJob] = weakref.WeakSet()
+        self._under_way: dict[Future, ProcessPool] = {}
+        self._orphans: set[Future] = set()
 
     def start(self, imports: tuple[str, ...] = ()) -> None:
         """Start the processes now, without waiting for them; each begins by importing these modules."""
@@ -83,7 +92,7 @@ class WorkerPool:
         self, function: ScoreFunction | None, samples: list[RewardInput], timeout: float, chunk: int | None = None
     ) -> PoolJob:
         """Score samples with `function` (None: the user's own), `timeout` seconds each, in chunks of at most `chunk`."""
-        job = PoolJob(function, samples, timeout)
+        job = PoolJob(function, samples, timeout, self._look_after)
         self._jobs.add(job)
         self._spread(job, list(range(len(samples))), chunk or LARGEST_CHUNK)
         return job
@@ -94,6 +103,7 @@ class WorkerPool:
             self._closed = True
             pools = [pool for pool in (self._pool, *self._broken) if pool is not None]
             self._pool, self._broken = None, []
+            self._under_way.clear()
         for job in list(self._jobs):
             job.stop(RewardError("The reward workers were closed before these samples were scored."))
         for pool in pools:
@@ -128,11 +138,13 @@ class WorkerPool:
             except RuntimeError:  # the pool broke since its last use, for instance because an idle worker was killed
                 self._replace(pool)
                 continue
+            self._under_way[future] = pool
             future.add_done_callback(partial(self._collect, job, indices, pool))
             return
 
     def _collect(self, job: PoolJob, indices: list[int], pool: ProcessPool, future: Future) -> None:
         """Take in a finished chunk. Runs in a thread of the pool, where an exception would vanish: hand it to the job."""
+        self._under_way.pop(future, None)
         if job.stopped:
             return
         try:
@@ -163,6 +175,16 @@ class WorkerPool:
                     job.put(index, outcome)
             rest = [index for index, outcome in zip(indices, outcomes, strict=True) if outcome is None]
             self._spread(job, rest, max(1, len(indices) // 2))
+
+    def _look_after(self) -> None:
+        """End chunks that a pool took on just as it broke: it leaves those without an answer, for ever."""
+        with self._lock:
+            waiting = {f for f, pool in list(self._under_way.items()) if not f.done() and not pool.active}
+            # Seen twice: a pool that is breaking now may still be about to answer.
+            lost, self._orphans = waiting & self._orphans, waiting
+        for future in lost:
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(BrokenProcessPool("the pool broke before it began this chunk"))
 
     def _replace(self, pool: ProcessPool) -> None:
         """Put a broken pool aside, once, however many chunks notice it."""
