@@ -192,8 +192,11 @@ class VLLMEngine:
         self._engine.engine_core.shutdown()
         self._engine = None
         if self._in_process:
+            from vllm import envs
             from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
+            # Else the next engine of this process would read this one's variables.
+            envs.disable_envs_cache()
             destroy_model_parallel()
             if self._owns_process_group:
                 destroy_distributed_environment()
