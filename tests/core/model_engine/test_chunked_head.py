@@ -13,7 +13,7 @@ def naive(hidden, weight, labels, temperature):
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_values_and_gradients_equal_the_whole_softmax(chunk, temperature, monkeypatch):
-    monkeypatch.setattr(chunked_head, "_chunk_size", lambda vocab: chunk)
+    monkeypatch.setattr(chunked_head, "_chunk_size", lambda weight: chunk)
     torch.manual_seed(0)
     labels = torch.randint(0, 13, (20,))
     upstream = torch.randn(2, 20)
@@ -43,7 +43,7 @@ def test_no_tokens():
 
 def test_no_logits_of_all_tokens_are_kept(monkeypatch):
     """What autograd saves is linear in tokens + vocabulary."""
-    monkeypatch.setattr(chunked_head, "_chunk_size", lambda vocab: 10)
+    monkeypatch.setattr(chunked_head, "_chunk_size", lambda weight: 10)
     saved = []
     hidden, weight = torch.randn(400, 4, requires_grad=True), torch.randn(300, 4, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LOGITS_PER_CHUNK = 64 * 2**20
+# Logits that live at once. A GPU wants chunks large enough that adding up the weight's gradient costs little beside them.
+LOGITS_PER_CHUNK = {"cpu": 2**26, "cuda": 2**29}
 
 
-def _chunk_size(vocab_size: int) -> int:
-    return max(64, LOGITS_PER_CHUNK // vocab_size)
+def _chunk_size(weight: Tensor) -> int:
+    return max(64, LOGITS_PER_CHUNK[weight.device.type] // weight.shape[0])
 
 
 def _forward_chunk(logits: Tensor, labels: Tensor, inverse_temperature: float, with_entropy: bool):
@@ -62,7 +63,7 @@ def _kernel(name: str, compiled: bool):
 class _LinearLogProb(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, labels, inverse_temperature, with_entropy, compiled):
-        chunk = _chunk_size(weight.shape[0])
+        chunk = _chunk_size(weight)
         kernel = _kernel("forward", compiled)
         parts = [
             kernel(h @ weight.t(), y, inverse_temperature, with_entropy)

@@ -125,13 +125,16 @@ class FSDPEngine:
         An update whose gradient is not finite is left out, and `skipped_updates` says so.
 
         Returns:
-            the loss's metrics averaged over `batch`, `mfu` where the device's peak is known, with `grad_norm` (before clipping), `lr` and `skipped_updates`.
+            the loss's metrics averaged over `batch`; `grad_norm` (before clipping), `lr`, `skipped_updates`; and `mfu`
+            where the device's peak is known.
         """
         optimizer, config = self._training()
         started, flops = time.perf_counter(), 0.0
         totals: dict[str, Metric] = {}
         with self._resident(), self._optimizer_resident():
-            for group in self._micro_batches(batch, self.train_limit):
+            groups = self._micro_batches(batch, self.train_limit)
+            for number, group in enumerate(groups, start=1):
+                self._accumulate(last=number == len(groups))
                 micro = batch.select(group)
                 inputs = PackedInputs.make(micro, self.device)
                 value, metrics = loss(self._outputs(inputs, loss), micro.to(self.device))
@@ -154,6 +157,11 @@ class FSDPEngine:
                 torch.cuda.synchronize()
             numbers["mfu"] = flops / (time.perf_counter() - started) / peak
         return numbers | {"grad_norm": float(norm), "lr": rate, "skipped_updates": float(not finite)}
+
+    def _accumulate(self, last: bool) -> None:
+        """Keep gathered parameters and unreduced float32 gradients between micro-batches; reduce with the last one."""
+        self.model.set_requires_gradient_sync(last)
+        self.model.set_reshard_after_backward(last)
 
     def _training(self) -> tuple[torch.optim.AdamW, OptimConfig]:
         if self.optimizer is None or self.optim_config is None:
