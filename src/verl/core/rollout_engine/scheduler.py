@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from verl.core.rollout_engine.api import Completion, Request, RolloutStats
-from verl.core.rollout_engine.runner import Drawn, Runner, Start
+from verl.core.rollout_engine.runner import Runner, Start
 from verl.core.rollout_engine.sampling import SamplingRule, stream_key
+from verl.core.rollout_engine.slots import Drawn
 
 # New samples wait until this share of the slots is free, so that prompts are computed in batches.
 ADMIT_SHARE = 8
