@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from verl.algorithms.aggregate import loss_weights
@@ -17,6 +17,7 @@ from verl.core.model_engine.metrics import Metric
 from verl.data.batch import Ragged, SampleBatch
 
 Metrics = dict[str, Metric]
+MISMATCH = "rollout_probs_"
 
 
 def with_loss_weights(batch: SampleBatch, mode: str, scale: float) -> SampleBatch:
@@ -126,9 +127,37 @@ def _optional(micro: SampleBatch, name: str) -> Tensor | None:
 
 
 def _mismatch(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Metrics:
-    """Distance of trainer and rollout probabilities, where no forward before the update computes it."""
-    difference = torch.where(mask, log_probs.exp() - rollout_log_probs.exp(), 0.0).abs()
+    """Distance of trainer and rollout probabilities, where no forward before the update computes it.
+
+    The moments add up over micro-batches; `mismatch_of_update` makes their correlation of them.
+    """
+    ours, theirs = (x.exp().double() * mask for x in (log_probs, rollout_log_probs))
+    difference = (ours - theirs).abs()
+    moments = {
+        "x": ours,
+        "y": theirs,
+        "xx": ours * ours,
+        "yy": theirs * theirs,
+        "xy": ours * theirs,
+        "n": mask.double(),
+    }
     return {
-        "rollout_probs_diff_mean": Metric.mean(difference.sum(), mask.sum()),
-        "rollout_probs_diff_max": Metric.max(difference.max()),
+        **{f"{MISMATCH}moment_{name}": Metric.sum(values.sum()) for name, values in moments.items()},
+        f"{MISMATCH}diff_mean": Metric.mean(difference.sum(), mask.sum()),
+        f"{MISMATCH}diff_max": Metric.max(difference.max()),
+    }
+
+
+def mismatch_of_update(metrics: dict[str, float]) -> dict[str, float]:
+    """Takes the mismatch out of an update's metrics: training/rollout_probs_diff_{mean,max} and the correlation."""
+    taken = {k.removeprefix(MISMATCH): metrics.pop(k) for k in list(metrics) if k.startswith(MISMATCH)}
+    if not taken:
+        return {}
+    n = max(taken["moment_n"], 1.0)
+    x, y, xx, yy, xy = (taken[f"moment_{name}"] / n for name in ("x", "y", "xx", "yy", "xy"))
+    spread = math.sqrt(max(xx - x * x, 0.0) * max(yy - y * y, 0.0))
+    return {
+        "training/rollout_probs_diff_mean": taken["diff_mean"],
+        "training/rollout_probs_diff_max": taken["diff_max"],
+        "training/rollout_actor_probs_pearson_corr": (xy - x * y) / spread if spread > 0 else float(x == y),
     }

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verl.algorithms.value_loss import explained_variance
 from verl.data.batch import SampleBatch
-from verl.trainer.steplog import StepLog
+from verl.trainer.steplog import PEAK, StepLog
 
 
 def _spread(name: str, values: Tensor) -> dict[str, float]:
@@ -72,6 +72,7 @@ def performance_metrics(batch: SampleBatch, log: StepLog, devices: int) -> dict[
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
     if torch.cuda.is_available():
-        out["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
+        peaks = [v for k, v in log.metrics.items() if k.startswith(PEAK)]
+        out["perf/max_memory_allocated_gb"] = max(peaks, default=0.0)
         out["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 2**30
     return out

@@ -15,7 +15,7 @@ from verl.core.rollout_engine.api import Completion, Request, SamplingParams
 from verl.data.batch import Ragged, SampleBatch
 from verl.rewards.manager import RewardHandle
 from verl.rewards.types import RewardInput
-from verl.trainer.losses import ActorLoss, CriticLoss, select_tokens, with_loss_weights
+from verl.trainer.losses import ActorLoss, CriticLoss, mismatch_of_update, select_tokens, with_loss_weights
 from verl.trainer.run import Run
 from verl.trainer.steplog import StepLog
 
@@ -247,8 +247,8 @@ def update_actor(run: Run, batch: SampleBatch, log: StepLog) -> None:
             # Only the first update's policy is the one that sampled.
             loss.measure_mismatch = not updates and measures and "training/rollout_probs_diff_mean" not in log.metrics
             updates.append(run.roles.actor.train_batch(mini, loss))
-    log.add({k: v for k, v in updates[0].items() if k.startswith("rollout_probs_diff")}, "training/")
-    metrics = {k: v for k, v in averages(updates).items() if not k.startswith("rollout_probs_diff")}
+    log.add(mismatch_of_update(updates[0]))
+    metrics = averages(updates)
     if "mfu" in metrics:
         log.add({"perf/mfu/actor": metrics.pop("mfu")})
     log.add(metrics, "actor/")
@@ -287,3 +287,14 @@ def averages(updates: list[dict[str, float]]) -> dict[str, float]:
         else:
             out[name] = max(column) if name.endswith("_max") else sum(column) / len(column)
     return out
+
+
+def warn_of_mismatch(run: Run, log: StepLog) -> None:
+    """Say so when rollout and trainer no longer compute the same probabilities: weights or settings differ somewhere."""
+    alarm = run.config.actor_rollout_ref.rollout.mismatch_alarm
+    difference = log.metrics.get("training/rollout_probs_diff_mean", 0.0)
+    if alarm is not None and difference > alarm:
+        run.tracker.notice(
+            f"rollout and trainer probabilities differ by {difference:.3f} on average (rollout.mismatch_alarm={alarm}): "
+            "the rollout engine may hold other weights than the trainer. See training/rollout_probs_diff_*."
+        )

@@ -6,26 +6,40 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+import torch
+
+PEAK = "perf/peak_memory_gb/"
+
 
 class StepLog:
-    """Collects the metrics of one step; `with log.time("gen")` adds the seconds of a phase to `timing/gen`."""
+    """Collects the metrics of one step.
+
+    `with log.time("gen")` adds the seconds of a phase to `timing/gen` and, on a GPU, puts the most memory that was in use
+    within it into `perf/peak_memory_gb/gen`.
+    """
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
         self._started = time.perf_counter()
 
     def add(self, metrics: dict[str, float], prefix: str = "") -> None:
-        """Set these metrics, each name behind `prefix`."""
-        self.metrics.update({prefix + name: value for name, value in metrics.items()})
+        """Set these metrics (Python, numpy, or tensors with one element), each name behind `prefix`."""
+        for name, value in metrics.items():
+            self.metrics[prefix + name] = value.item() if hasattr(value, "item") else value
 
     @contextlib.contextmanager
     def time(self, phase: str) -> Iterator[None]:
+        on_gpu = phase != "step" and torch.cuda.is_available()  # the step is the largest of its phases
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
         try:
             yield
         finally:
             name = f"timing/{phase}"
             self.metrics[name] = self.metrics.get(name, 0.0) + time.perf_counter() - started
+            if on_gpu:
+                self.metrics[f"{PEAK}{phase}"] = torch.cuda.max_memory_allocated() / 2**30
 
     def seconds(self, phase: str) -> float:
         return self.metrics.get(f"timing/{phase}", 0.0)

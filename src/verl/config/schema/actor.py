@@ -55,7 +55,9 @@ class ActorConfig:
     use_kl_loss: bool = opt(False, "add a KL term against the reference policy to the loss")
     kl_loss_coef: float = opt(0.001, "weight of that term", min=0)
     kl_loss_type: str = opt("low_var_kl", "its estimator", choices=("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"))
-    use_torch_compile: bool = opt(True, "compile the decoder layers and the loss kernels on a GPU (some seconds at the first step)")
+    use_torch_compile: bool = opt(
+        True, "compile the decoder layers and the loss kernels on a GPU (some seconds at the first step)"
+    )
     optim: OptimConfig = opt(OptimConfig, "optimizer")
     fsdp_config: FSDPConfig = opt(FSDPConfig, "sharding, precision, offload")
     checkpoint: CheckpointConfig = opt(CheckpointConfig, "checkpoint contents")

@@ -44,6 +44,9 @@ class RolloutConfig:
     free_cache_engine: bool = opt(True, "give the KV cache's memory back while training")
     tensor_model_parallel_size: int = opt(1, "devices that share one copy of the rollout model", min=1)
     calculate_log_probs: bool = opt(True, "log how far rollout and trainer log-probs are apart")
+    mismatch_alarm: float | None = opt(
+        0.05, "say so when rollout and trainer probabilities differ by more than this on average; null: never", above=0
+    )
     log_prob_micro_batch_size_per_gpu: int | None = opt(
         None, "samples an old-log-prob forward on one device; null: packed by tokens", min=1
     )
