@@ -76,7 +76,7 @@ def test_the_pages_command_trains(plugin, tiny_model, tiny_data, tmp_path):
     out = tmp_path / "run"
     assert train([*overrides(tiny_model, tiny_data, out), *words]) == 0
     last = read_lines(out / METRICS)[-1]
-    promised = re.search(r"The log then has (.*?) at validation", page)[1]
+    promised = re.search(r"The\s+log\s+then\s+has\s+(.*?)\s+at\s+validation", page, re.DOTALL)[1]
     names = re.findall(r"`([^`]+)`", promised)
     assert len(names) == 3
     assert all(math.isfinite(last[name]) for name in names)
