@@ -290,6 +290,15 @@ class TestWeights:
 class TestStart:
     pytestmark = needs_vllm
 
+    def test_closing_one_engine_leaves_another_and_the_trainers_group_alone(self, engine_and_model, tmp_path):
+        engine, _ = engine_and_model
+        expected = _tokens(engine.generate(_requests()))
+        second = _engine(_model(True), tmp_path)
+        assert _tokens(second.generate(_requests())) == expected
+        second.close()
+        assert torch.distributed.is_initialized()
+        assert _tokens(engine.generate(_requests())) == expected
+
     def test_a_head_size_without_kernel(self, tmp_path):
         with pytest.raises(ConfigError, match=r"head size 16 \(it has 32, .*rollout\.name=native"):
             _engine(_model(True, head_size=16), tmp_path)
@@ -320,6 +329,21 @@ class TestStart:
                     kept = logits[len(request.prompt_ids) - 1 : -1].topk(3).indices
                     assert (kept == torch.tensor(c.token_ids)[:, None]).any(1).all()
         engine.close()
+
+    @pytest.mark.slow
+    def test_the_trainers_process_group_outlives_the_engine(self, tmp_path):
+        _model(True).save_pretrained(tmp_path)
+        code = f"""
+import torch, torch.distributed as dist
+from verl.config.schema import RolloutConfig
+from verl.core.rollout_engine.vllm_engine import VLLMEngine
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(2):
+    config = RolloutConfig(name="vllm", max_num_seqs=4)
+    VLLMEngine({str(tmp_path)!r}, device="cpu", dtype=torch.float32, config=config, max_model_len=16).close()
+    dist.all_reduce(torch.ones(1))
+"""
+        subprocess.run([sys.executable, "-c", code], check=True)
 
     @pytest.mark.slow
     def test_in_its_own_process(self, tmp_path):

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,10 @@ class VLLMEngine:
         seed: of vLLM's own random state before the first call.
     """
 
+    # Engines in this process share vLLM's process groups: the last to close takes them down.
+    _open_in_process: ClassVar[int] = 0
+    _owns_process_group: ClassVar[bool] = False
+
     def __init__(
         self,
         model: str | Path,
@@ -80,7 +84,7 @@ class VLLMEngine:
         self._asleep: set[str] = set()
         self._calls = 0
         self._streaming = False
-        self._owns_process_group = self._in_process and not torch.distributed.is_initialized()
+        had_process_group = torch.distributed.is_initialized()
         kept = setup.process_settings_kept() if self._in_process else contextlib.nullcontext()
         with setup.environment(self._in_process), kept:
             setup.check_device(self.device, self._in_process)
@@ -90,6 +94,9 @@ class VLLMEngine:
             )  # fmt: skip
             self._engine = self._build(arguments)
             self._random_state = setup.random_state()
+        if self._in_process:
+            VLLMEngine._open_in_process += 1
+            VLLMEngine._owns_process_group |= not had_process_group
         self._log_probs_mode = arguments.logprobs_mode
         self.sample_seeds = self.device.type == "cpu" or self._engine.vllm_config.use_v2_model_runner
 
@@ -163,7 +170,7 @@ class VLLMEngine:
         began = time.perf_counter()
         self._engine.collective_rpc("verl_begin_weights")
         sent = self._send(weights)
-        missing = self._engine.collective_rpc("verl_finish_weights")[0]
+        missing = sorted(set().union(*self._engine.collective_rpc("verl_finish_weights")))
         if missing:
             raise RuntimeError(f"vLLM got no weights for {len(missing)} parameters: {', '.join(missing[:8])}")
         self._forget()
@@ -189,20 +196,34 @@ class VLLMEngine:
         """Stop vLLM's processes and free its memory. Closing twice does nothing."""
         if self._engine is None:
             return
-        self._engine.engine_core.shutdown()
-        self._engine = None
+        client, self._engine = self._engine.engine_core, None
         if self._in_process:
-            from vllm import envs
-            from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
-
-            # Else the next engine of this process would read this one's variables.
-            envs.disable_envs_cache()
-            destroy_model_parallel()
-            if self._owns_process_group:
-                destroy_distributed_environment()
+            self._close_in_process(client.engine_core)
+        else:
+            client.shutdown()
+        del client
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    @staticmethod
+    def _close_in_process(core: Any) -> None:
+        """Everything that vLLM's own shutdown does, but for the process groups: it would destroy the trainer's too."""
+        from vllm import envs
+        from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+        core.structured_output_manager.clear_backend()
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
+        gc.unfreeze()
+        # Else the next engine of this process would read this one's variables.
+        envs.disable_envs_cache()
+        VLLMEngine._open_in_process -= 1
+        if VLLMEngine._open_in_process == 0:
+            destroy_model_parallel()
+            if VLLMEngine._owns_process_group:
+                destroy_distributed_environment()
+                VLLMEngine._owns_process_group = False
 
     def _build(self, arguments: Any) -> Any:
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -215,7 +236,11 @@ class VLLMEngine:
         if self.device.type == "cpu":
             setup.plan_cpu(vllm_config, self.config)
         executor = Executor.get_class(vllm_config)
-        return LLMEngine(vllm_config, executor, log_stats=False, multiprocess_mode=not self._in_process)
+        engine = LLMEngine(vllm_config, executor, log_stats=False, multiprocess_mode=not self._in_process)
+        if self._in_process and (finalizer := getattr(engine.engine_core, "_finalizer", None)):
+            # It would run vLLM's own shutdown when the engine is collected: see `_close_in_process`.
+            finalizer.detach()
+        return engine
 
     def _check(self, requests: list[Request]) -> None:
         self._refuse_while_streaming("generate")

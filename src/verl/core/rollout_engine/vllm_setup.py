@@ -123,10 +123,9 @@ def plan_cpu(vllm_config: Any, config: RolloutConfig) -> None:
 def environment(in_process: bool) -> Iterator[None]:
     """Variables that vLLM reads while it is imported and built; those the user set stay, except where the engine runs."""
     wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1"}
-    if in_process:
-        # Binding threads to cores would bind the trainer's.
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    for name, value in {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}.items():
+    # Without "nobind", a CPU build would bind this process's threads, the trainer's, to cores of vLLM's choice.
+    defaults = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    for name, value in defaults.items():
         wanted[name] = os.environ.get(name, value)
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
