@@ -46,29 +46,26 @@ def validate(run: Run) -> dict[str, float]:
     batch = SampleBatch.cat(parts)
     results = [h.result() for h in handles]
     scores = [s for r in results for s in r.scores]
-    metrics = _by_source(batch["data_source"], scores, how.n, "reward")
+    metrics = {}
+    for source, mean in _means(batch["data_source"], scores).items():
+        metrics |= {f"val/test_score/{source}": mean, f"val-core/{source}/reward/mean@{how.n}": mean}
     for name in sorted({n for r in results for n in r.metrics}):
         column = [v for r in results for v in r.metrics.get(name, [None] * len(r.scores))]
-        metrics |= _by_source(batch["data_source"], column, how.n, name)
+        means = _means(batch["data_source"], column)
+        metrics |= {f"val-aux/{source}/{name}/mean@{how.n}": mean for source, mean in means.items()}
     metrics["val/response_length/mean"] = float(batch["response_ids"].lengths.double().mean())
     metrics["val/reward_failures"] = sum(r.failures for r in results)
     _log_samples(run, batch, scores)
     return metrics
 
 
-def _by_source(sources: list[str], values: list[float | None], n: int, name: str) -> dict[str, float]:
+def _means(sources: list[str], values: list[float | None]) -> dict[str, float]:
+    """Mean of the values of each data source, over those that are there."""
     columns: dict[str, list[float]] = defaultdict(list)
     for source, value in zip(sources, values):
         if value is not None:
             columns[source].append(value)
-    out = {}
-    for source, column in columns.items():
-        mean = sum(column) / len(column)
-        if name == "reward":
-            out |= {f"val/test_score/{source}": mean, f"val-core/{source}/reward/mean@{n}": mean}
-        else:
-            out[f"val-aux/{source}/{name}/mean@{n}"] = mean
-    return out
+    return {source: sum(column) / len(column) for source, column in columns.items()}
 
 
 def _log_samples(run: Run, batch: SampleBatch, scores: list[float]) -> None:
