@@ -57,6 +57,19 @@ def test_a_killed_run_leaves_its_lines_and_a_record(tmp_path):
     assert (record["status"], record["notices"]) == ("running", ["watch out"])
 
 
+def test_a_step_is_restored_where_a_kill_took_its_line(tmp_path):
+    tracker = Tracker(config(), {}, tmp_path)
+    tracker.log({"a": 1.0}, 1)
+    tracker.log({"a": 2.0}, 2)
+    for lost in (False, True):
+        if lost:
+            (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1.0}\n')
+        resumed = Tracker(config(), {}, tmp_path, resumed_step=2)
+        resumed.restore({"a": 9.0 if not lost else 2.0}, 2)
+        resumed.finish()
+        assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}]
+
+
 def test_resume(tmp_path):
     first = Tracker(config(), {}, tmp_path)
     for step in range(4):

@@ -40,6 +40,11 @@ class StepLines:
         self._last = kept[-1] if kept else None
         self._last_start = self._file.tell() - (len(_dump(self._last).encode()) if self._last else 0)
 
+    @property
+    def last_step(self) -> int | None:
+        """Step of the last line; None if there is no line."""
+        return None if self._last is None else self._last["step"]
+
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one line; it is in the file when this returns."""
         self._last, self._last_start = dict(line), self._file.tell()

@@ -115,6 +115,11 @@ class Tracker:
         for backend in self._backends:
             backend.log(numbers, step)
 
+    def restore(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Log a step that a checkpoint says is done, unless it has its line: a kill between the two took it away."""
+        if self._metrics.last_step != step:
+            self.log(metrics, step)
+
     def log_generations(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
         """Log validation samples: dicts with prompt, response, score, and whatever else helps (ground_truth).
 

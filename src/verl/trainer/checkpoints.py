@@ -15,8 +15,11 @@ from verl.trainer.run import Run
 STATE = "trainer.json"
 
 
-def save(run: Run) -> Path:
-    """Write global_step_N for the steps done so far; it is whole or not there at all."""
+def save(run: Run, metrics: dict[str, float]) -> Path:
+    """Write global_step_N for the steps done so far; it is whole or not there at all.
+
+    metrics: of step N. A run that is killed after this and before they are logged has them when it is resumed.
+    """
     with run.store.writing(run.step) as folder:
         run.roles.actor.save(folder / "actor")
         if run.roles.critic is not None:
@@ -25,6 +28,7 @@ def save(run: Run) -> Path:
             "step": run.step,
             "sampler": run.sampler.state_dict(),
             "kl_control": run.kl_control.state_dict() if run.kl_control else None,
+            "metrics": metrics,
         }
         (folder / STATE).write_text(json.dumps(state, indent=1))
         (folder / "config.yaml").write_text(to_yaml(run.config))
@@ -56,6 +60,8 @@ def resume(run: Run, folder: Path) -> None:
     if run.kl_control is not None and state["kl_control"] is not None:
         run.kl_control.load_state_dict(state["kl_control"])
     restore_random_state(torch.load(folder / "random.pt", weights_only=True))
+    if folder.absolute().parent == run.store.folder.absolute():
+        run.tracker.restore(state["metrics"], run.step)
     run.tracker.notice(f"resumed from {folder}: {step_of(folder)} steps are done.")
 
 

@@ -113,7 +113,7 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
         sampler,
         val_prompts,
         rewards,
-        _kl_control(config),
+        kl_controller(config),
         store,
         roles,
         tracker,
@@ -125,7 +125,8 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     return run
 
 
-def _kl_control(config: PPOConfig) -> KLController | None:
+def kl_controller(config: PPOConfig) -> KLController | None:
+    """What sets the coefficient of the KL penalty in the reward; None where there is no penalty."""
     coef, control = kl_in_reward_coef(config.algorithm), config.algorithm.kl_ctrl
     if coef == 0:
         return None

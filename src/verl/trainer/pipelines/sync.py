@@ -16,8 +16,8 @@ def train(run: Run) -> str:
     """Train until the plan's last step, or until Ctrl-C. Returns "finished" or "interrupted"."""
     trainer = run.config.trainer
     run.roles.sync_weights(version=run.step)
-    if trainer.val_only or (trainer.val_before_train and run.step == 0):
-        run.tracker.log(validate(run), step=run.step)
+    if (trainer.val_only or (trainer.val_before_train and run.step == 0)) and (first := validate(run)):
+        run.tracker.log(first, step=run.step)
     if trainer.val_only:
         return "finished"
     with Interrupt() as interrupt:
@@ -25,6 +25,7 @@ def train(run: Run) -> str:
             log = StepLog()
             with log.time("step"):
                 batch = train_step(run, log)
+            stages.warn_of_mismatch(run, log)
             log.add(batch_metrics(batch, run.config.data.max_prompt_length, run.config.data.max_response_length))
             log.add(performance_metrics(batch, log, num_devices(trainer)))
             run.step += 1
@@ -33,11 +34,12 @@ def train(run: Run) -> str:
             if last or _due(run.step, trainer.test_freq):
                 with log.time("testing"):
                     log.add(validate(run))
-            if last or interrupt.requested or _due(run.step, trainer.save_freq):
+            stop = interrupt.requested  # read once: a signal from here on ends the next step, which is then saved too
+            if last or stop or _due(run.step, trainer.save_freq):
                 with log.time("save_checkpoint"):
-                    checkpoints.save(run)
+                    checkpoints.save(run, log.metrics)
             run.tracker.log(log.metrics, step=run.step)
-            if interrupt.requested and not last:
+            if stop and not last:
                 return "interrupted"
     return "finished"
 
@@ -66,7 +68,3 @@ def train_step(run: Run, log: StepLog) -> SampleBatch:
 
 def _due(step: int, frequency: int) -> bool:
     return frequency > 0 and step % frequency == 0
-
-
-def _validation(run: Run) -> dict[str, float]:
-    return validate(run)
