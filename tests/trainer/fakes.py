@@ -1,0 +1,112 @@
+"""Stand-ins for the engines of a run, which do what they are told and write down what was asked of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from verl.config.compose import compose
+from verl.core.rollout_engine.api import Completion
+from verl.data.batch import Ragged, SampleBatch
+from verl.rewards.types import RewardResult
+
+EOS = 1000
+
+
+class FakeTokenizer:
+    """Token 7 reads as "7"; the end token reads as nothing."""
+
+    eos_token_id = EOS
+
+    def batch_decode(self, rows, skip_special_tokens):
+        return [" ".join(str(i) for i in row if i != EOS or not skip_special_tokens) for row in rows]
+
+
+@dataclass
+class FakeRollout:
+    """Answers the k-th sample of a request with stream s by the tokens [s + 10 k, EOS] (greedy: [99, EOS])."""
+
+    version: int = 0
+    requests: list = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+    def generate(self, requests):
+        self.requests += requests
+        return [
+            [self._completion(r.stream + 10 * k if r.sampling.temperature else 99) for k in range(r.sampling.n)]
+            for r in requests
+        ]
+
+    def _completion(self, first: int) -> Completion:
+        return Completion([first, EOS], [-0.5, -0.25], "stop" if first % 2 else "length", self.version)
+
+    def sleep(self):
+        self.calls.append("sleep")
+
+
+class FakeRewards:
+    """Scores a text by `scores[text]`, with the metrics given."""
+
+    def __init__(self, scores: dict[str, float], metrics: dict[str, list] | None = None, failed: tuple[int, ...] = ()):
+        self.scores, self.metrics, self.failed = scores, metrics or {}, list(failed)
+        self.seen: list = []
+
+    def submit(self, samples):
+        self.seen += samples
+        result = RewardResult([self.scores[s.solution_str] for s in samples], self.metrics, self.failed)
+        return SimpleNamespace(result=lambda: result)
+
+
+class FakeEngine:
+    """A model engine with fixed log-probs and values; remembers the batches that it was given."""
+
+    def __init__(self, log_prob: float = -1.0, value: float = 0.5):
+        self.log_prob, self.value = log_prob, value
+        self.asked: list[str] = []
+        self.trained: list[tuple[SampleBatch, Any]] = []
+
+    def log_probs(self, batch, temperature, *, with_entropy=False):
+        self.asked.append(f"log_probs at {temperature}")
+        like = batch["response_ids"]
+        filled = like.with_values(torch.full(like.values.shape, self.log_prob))
+        return filled, like.with_values(torch.full(like.values.shape, 2.0)) if with_entropy else None
+
+    def values(self, batch):
+        self.asked.append("values")
+        like = batch["response_ids"]
+        return like.with_values(torch.full(like.values.shape, self.value))
+
+    def train_batch(self, batch, loss):
+        self.trained.append((batch, loss))
+        number = len(self.trained)
+        return {"pg_loss": float(number), "entropy_loss": 1.5, "grad_norm": 2.0 * number, "lr": 0.1 * number}
+
+    def save(self, folder: Path):
+        folder.mkdir()
+        (folder / "weights").write_text(str(self.value))
+
+    def load(self, folder: Path):
+        self.value = float((folder / "weights").read_text())
+
+
+def config(*overrides: str):
+    return compose(list(overrides), notify=lambda text: None)
+
+
+def batch_of(mask: list[list[int]], uids: str = "", **columns) -> SampleBatch:
+    """Samples with these response masks. columns: a list of rows (lists or tensors), or a list of numbers, each."""
+    rows = Ragged.from_rows(mask, torch.bool)
+    full = {
+        "uid": list(uids) or [str(i) for i in range(len(mask))],
+        "prompt_ids": Ragged.from_rows([[5, 6]] * len(mask)),
+        "response_ids": Ragged.from_rows([list(range(1, 1 + len(m))) for m in mask]),
+        "response_mask": rows,
+    }
+    for name, values in columns.items():
+        nested = isinstance(values[0], (list, torch.Tensor))
+        full[name] = Ragged.from_rows(values, torch.float32) if nested else torch.tensor(values)
+    return SampleBatch(full)

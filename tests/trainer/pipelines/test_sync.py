@@ -1,0 +1,154 @@
+"""Who waits for whom: the order of stages, and which steps validate and save."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+from tests.trainer.fakes import config
+
+from verl.data.batch import SampleBatch
+from verl.trainer import checkpoints, stages
+from verl.trainer.pipelines import sync
+
+
+class Recorder:
+    """Stands for every part of a run: each call is written down, and the batch passed on."""
+
+    def __init__(self, monkeypatch, *overrides, total_steps=4, step=0):
+        self.calls: list[str] = []
+        self.logged: list[tuple[int, list[str]]] = []
+        self.at_step = {}
+        note = self._note
+        self.run = SimpleNamespace(
+            config=config(*overrides),
+            plan=SimpleNamespace(total_steps=total_steps),
+            sampler=SimpleNamespace(epoch=0),
+            roles=SimpleNamespace(
+                sync_weights=lambda version: note(f"weights {version}"),
+                rollout=SimpleNamespace(sleep=lambda: note("sleep")),
+            ),
+            tracker=SimpleNamespace(log=lambda metrics, step: self.logged.append((step, sorted(metrics)))),
+            step=step,
+        )
+        batch = SampleBatch({"uid": ["a"]})
+        for name in [
+            "draw_prompts",
+            "generate",
+            "training_sampling",
+            "submit_rewards",
+            "add_baselines",
+            "add_log_probs",
+            "collect_rewards",
+            "add_advantages",
+            "update_critic",
+            "update_actor",
+        ]:
+            monkeypatch.setattr(stages, name, lambda *a, name=name, **k: (note(name), batch)[1])
+        monkeypatch.setattr(checkpoints, "save", lambda run, metrics: note(f"save {run.step}"))
+        monkeypatch.setattr(sync, "validate", lambda run: (note(f"validate {run.step}"), {"val/test_score/a": 1.0})[1])
+        monkeypatch.setattr(sync, "batch_metrics", lambda *a: {})
+        monkeypatch.setattr(sync, "performance_metrics", lambda *a: {})
+
+    def _note(self, what):
+        self.calls.append(what)
+        if (action := self.at_step.get((what, self.run.step))) is not None:
+            action()
+
+    def train(self):
+        return sync.train(self.run)
+
+    def only(self, *kinds):
+        return [call for call in self.calls if call.split()[0] in kinds]
+
+
+def test_one_step_in_order(monkeypatch):
+    recorder = Recorder(monkeypatch, "trainer.val_before_train=False", total_steps=1)
+    assert recorder.train() == "finished"
+    assert recorder.calls == [
+        "weights 0",
+        "draw_prompts",
+        "training_sampling",
+        "generate",
+        "submit_rewards",
+        "add_baselines",
+        "sleep",
+        "add_log_probs",
+        "collect_rewards",
+        "add_advantages",
+        "update_critic",
+        "update_actor",
+        "weights 1",
+        "validate 1",
+        "save 1",
+    ]
+    [(step, names)] = recorder.logged
+    assert step == 1
+    assert {"timing/step", "timing/gen", "timing/reward", "timing/update_weights", "val/test_score/a"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), ["validate 0", "validate 4", "save 4"]),
+        (("trainer.val_before_train=False",), ["validate 4", "save 4"]),
+        (
+            ("trainer.test_freq=2", "trainer.save_freq=3"),
+            ["validate 0", "validate 2", "save 3", "validate 4", "save 4"],
+        ),
+        (("trainer.val_only=True", "trainer.val_before_train=False"), ["validate 0"]),
+    ],
+)
+def test_which_steps_validate_and_save(monkeypatch, overrides, expected):
+    recorder = Recorder(monkeypatch, *overrides)
+    assert recorder.train() == "finished"
+    assert recorder.only("validate", "save") == expected
+
+
+def test_a_resumed_run_goes_on_with_the_weights_of_its_step(monkeypatch):
+    recorder = Recorder(monkeypatch, step=3)
+    recorder.train()
+    assert recorder.only("weights", "validate", "save") == ["weights 3", "weights 4", "validate 4", "save 4"]
+    done = Recorder(monkeypatch, step=4)
+    assert done.train() == "finished"
+    assert done.calls == ["weights 4"]
+
+
+def test_critic_learns_alone_while_it_warms_up(monkeypatch):
+    recorder = Recorder(monkeypatch, "trainer.critic_warmup=2")
+    recorder.train()
+    assert (
+        recorder.only("update_critic", "update_actor") == ["update_critic"] * 2 + ["update_critic", "update_actor"] * 2
+    )
+
+
+def test_cache_is_kept_while_training_when_asked(monkeypatch):
+    recorder = Recorder(monkeypatch, "actor_rollout_ref.rollout.free_cache_engine=False", total_steps=1)
+    recorder.train()
+    assert "sleep" not in recorder.calls
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_interrupt_within_a_step_ends_with_it_saved(monkeypatch):
+    recorder = Recorder(monkeypatch, "trainer.val_before_train=False")
+    recorder.at_step["generate", 1] = interrupt
+    assert recorder.train() == "interrupted"
+    assert recorder.only("update_actor", "validate", "save") == ["update_actor"] * 2 + ["save 2"]
+    assert [step for step, _ in recorder.logged] == [1, 2]
+
+
+def test_interrupt_after_the_decision_to_save_never_ends_with_an_unsaved_step(monkeypatch):
+    recorder = Recorder(monkeypatch, "trainer.val_before_train=False", "trainer.save_freq=2")
+    recorder.at_step["save 2", 2] = interrupt
+    assert recorder.train() == "interrupted"
+    assert recorder.only("save") == ["save 2", "save 3"]
+
+
+def test_interrupt_in_the_last_step_is_the_end(monkeypatch):
+    recorder = Recorder(monkeypatch)
+    recorder.at_step["generate", 3] = interrupt
+    assert recorder.train() == "finished"
+    assert recorder.only("save") == ["save 4"]

@@ -1,0 +1,90 @@
+"""A run's state to disk and back, with engines that are stand-ins and a real store."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.trainer.fakes import FakeEngine, config
+
+from verl.algorithms.kl import AdaptiveKLController
+from verl.core.checkpoint_engine.store import CheckpointStore, defect
+from verl.data.sampler import PromptSampler
+from verl.errors import CheckpointError
+from verl.trainer import checkpoints
+
+METRICS = {"actor/pg_loss": 0.1, "critic/score/max": 1}
+
+
+class FakeTracker:
+    def __init__(self):
+        self.restored, self.notices = [], []
+
+    def restore(self, metrics, step):
+        self.restored.append((metrics, step))
+
+    def notice(self, text):
+        self.notices.append(text)
+
+
+def fake_run(folder, *, step=0, critic=None, coef=None):
+    return SimpleNamespace(
+        config=config(),
+        store=CheckpointStore(folder),
+        roles=SimpleNamespace(actor=FakeEngine(value=0.0), critic=critic),
+        sampler=PromptSampler(8, 2, seed=1, fingerprint="data"),
+        kl_control=None if coef is None else AdaptiveKLController(coef, target=1.0, horizon=10),
+        estimator=SimpleNamespace(name="gae"),
+        tracker=FakeTracker(),
+        step=step,
+    )
+
+
+def test_everything_comes_back(tmp_path):
+    torch.manual_seed(3)
+    saved = fake_run(tmp_path, step=2, critic=FakeEngine(value=5.0), coef=0.3)
+    saved.roles.actor.value = 4.0
+    saved.sampler.next_batch()
+    folder = checkpoints.save(saved, METRICS)
+    drawn = torch.rand(3)
+    assert folder == tmp_path / "global_step_2"
+    assert defect(folder) is None
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "2"
+
+    run = fake_run(tmp_path, critic=FakeEngine(), coef=0.1)
+    checkpoints.resume(run, folder)
+    assert (run.step, run.roles.actor.value, run.roles.critic.value, run.kl_control.coef) == (2, 4.0, 5.0, 0.3)
+    assert [run.sampler.next_batch() for _ in range(5)] == [saved.sampler.next_batch() for _ in range(5)]
+    assert torch.equal(torch.rand(3), drawn)
+    assert run.tracker.restored == [(METRICS, 2)]
+    assert "2 steps are done" in run.tracker.notices[-1]
+
+
+def test_line_of_another_runs_step_is_not_taken_over(tmp_path):
+    folder = checkpoints.save(fake_run(tmp_path / "one", step=2), METRICS)
+    run = fake_run(tmp_path / "two")
+    checkpoints.resume(run, folder)
+    assert run.step == 2
+    assert run.tracker.restored == []
+
+
+def test_a_run_with_a_critic_cannot_go_on_from_one_without(tmp_path):
+    folder = checkpoints.save(fake_run(tmp_path, step=1), METRICS)
+    with pytest.raises(
+        CheckpointError, match=r"no critic, which algorithm\.adv_estimator=gae needs.*resume_mode=disable"
+    ):
+        checkpoints.resume(fake_run(tmp_path, critic=FakeEngine()), folder)
+
+
+def test_a_folder_without_the_trainers_state_is_refused(tmp_path):
+    (tmp_path / "global_step_3" / "actor").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"trainer\.json is missing"):
+        checkpoints.resume(fake_run(tmp_path), tmp_path / "global_step_3")
+
+
+def test_nothing_is_left_of_a_checkpoint_whose_part_fails(tmp_path):
+    run = fake_run(tmp_path, step=1)
+    checkpoints.save(run, METRICS)
+    run.step, run.roles.critic = 2, SimpleNamespace(save=lambda folder: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        checkpoints.save(run, METRICS)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["global_step_1", "latest_checkpointed_iteration.txt"]

@@ -1,0 +1,40 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from verl.trainer.interrupt import Interrupt
+
+
+def test_first_signal_asks_and_the_second_strikes(capsys):
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        assert not interrupt.requested
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.requested
+        assert "finishing this step" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_sigterm_asks_too_and_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.requested
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_in_another_thread_it_changes_nothing():
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def work():
+        with Interrupt() as interrupt:
+            seen.append((interrupt.requested, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(False, before)]

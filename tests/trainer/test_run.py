@@ -1,0 +1,98 @@
+"""Preparing a run: every mistake is found before a model is loaded."""
+
+import json
+
+import pytest
+from tests.trainer.fakes import config
+
+from verl.algorithms.kl import AdaptiveKLController, FixedKLController
+from verl.errors import CheckpointError, ConfigError, DataError, RewardError, UserError
+from verl.trainer import run as run_module
+from verl.trainer.run import kl_controller, prepare
+
+
+def overrides(model, data, out, *more):
+    return [
+        f"data.train_files={data / 'train.parquet'}",
+        f"data.val_files={data / 'test.parquet'}",
+        f"actor_rollout_ref.model.path={model}",
+        f"trainer.default_local_dir={out}",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        *more,
+    ]
+
+
+class Loaded(Exception):
+    """A model would have been loaded."""
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "parts"),
+    [
+        (["algorithm.adv_estimator=grppo"], ConfigError, ["algorithm.adv_estimator", "grpo"]),
+        (["data.train_files=nowhere/train.parquet"], DataError, ["nowhere/train.parquet", "data.train_files"]),
+        (["data.train_batch_size=512"], ConfigError, ["data.train_batch_size=512", "256"]),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=3"], ConfigError, ["ppo_mini_batch_size=3", "data.train_batch_size=8"]),
+        (["actor_rollout_ref.model.path=/nowhere/model"], ConfigError, ["actor_rollout_ref.model.path", "/nowhere/model"]),
+        (["custom_reward_function.path=/nowhere/reward.py"], RewardError, ["/nowhere/reward.py"]),
+        (["data.train_files={unknown}"], RewardError, ["my/puzzles", "custom_reward_function.path"]),
+        (["trainer.device=cuda"], ConfigError, ["trainer.device=cuda"]),
+        (
+            ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/nowhere/global_step_1"],
+            CheckpointError,
+            ["/nowhere/global_step_1"],
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_are_found_before_a_model_is_loaded(tiny_model, tiny_data, tmp_path, monkeypatch, words, kind, parts):
+    def load(*arguments):
+        raise Loaded
+
+    monkeypatch.setattr(run_module, "build_roles", load)
+    if "trainer.device=cuda" in words:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    unknown = tmp_path / "unknown.jsonl"
+    row = {"data_source": "my/puzzles", "prompt": [{"role": "user", "content": "1+1="}]}
+    unknown.write_text(json.dumps({**row, "reward_model": {"ground_truth": "2"}}) + "\n")
+    words = [word.format(unknown=unknown) for word in words]
+    with pytest.raises(UserError) as error:
+        prepare(config(*overrides(tiny_model, tiny_data, tmp_path / "out", *words)), [])
+    assert isinstance(error.value, kind)
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_the_plan_and_notices_are_printed_before_a_model_is_loaded(
+    tiny_model, tiny_data, tmp_path, monkeypatch, capsys
+):
+    def load(*arguments):
+        raise Loaded
+
+    monkeypatch.setattr(run_module, "build_roles", load)
+    with pytest.raises(Loaded):
+        prepare(
+            config(*overrides(tiny_model, tiny_data, tmp_path / "out", "data.max_prompt_length=6")), ["mind the gap"]
+        )
+    said = capsys.readouterr()
+    assert "8 prompts x 5" in said.out
+    assert "mind the gap" in said.err
+    assert "longer than data.max_prompt_length=6" in said.err
+
+
+def test_kl_controller_of_the_config():
+    assert kl_controller(config()) is None
+    assert kl_controller(config("algorithm.use_kl_in_reward=False", "algorithm.kl_ctrl.kl_coef=0.1")) is None
+    fixed = kl_controller(config("algorithm.kl_ctrl.kl_coef=0.1"))
+    assert isinstance(fixed, FixedKLController)
+    assert fixed.coef == 0.1
+    adaptive = kl_controller(
+        config(
+            "algorithm.use_kl_in_reward=True",
+            "algorithm.kl_ctrl.type=adaptive",
+            "algorithm.kl_ctrl.target_kl=0.5",
+            "algorithm.kl_ctrl.horizon=100",
+        )
+    )
+    assert isinstance(adaptive, AdaptiveKLController)
+    assert (adaptive.coef, adaptive.target, adaptive.horizon) == (0.001, 0.5, 100)
