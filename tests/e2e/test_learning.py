@@ -105,3 +105,21 @@ def test_micro_batches_do_not_change_the_run(tiny_model, tiny_data, tmp_path):
         for key in ("actor/pg_loss", "actor/grad_norm", "critic/score/mean"):
             if key in one:
                 assert one[key] == pytest.approx(other[key], rel=1e-3, abs=1e-6)
+
+
+def test_ones_own_estimator_gets_the_critic_that_it_asks_for(tiny_model, tiny_data, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from verl.algorithms.registry import Needs, register_advantage\n"
+        "@register_advantage('above_the_value', needs=Needs(critic=True))\n"
+        "def above_the_value(inputs, options):\n"
+        "    return inputs.token_rewards - inputs.values, inputs.token_rewards\n"
+    )
+    changes = {
+        "trainer__plugins": path,
+        "algorithm__adv_estimator": "above_the_value",
+        "data__val_files": "null",
+        **sevens_reward(tmp_path),
+    }
+    assert train(overrides(tiny_model, tiny_data, tmp_path / "run", **changes)) == 0
+    assert all("critic/vf_loss" in line for line in metrics(tmp_path / "run"))

@@ -66,8 +66,12 @@ class BatchPlan:
     notices: tuple[str, ...] = ()
 
     @classmethod
-    def make(cls, config: PPOConfig, num_prompts: int, world_size: int = 1) -> BatchPlan:
+    def make(
+        cls, config: PPOConfig, num_prompts: int, world_size: int = 1, *, with_critic: bool | None = None
+    ) -> BatchPlan:
         """The plan of `config` for `num_prompts` training prompts on `world_size` training devices.
+
+        with_critic: whether there is a value model; None goes by the built-in estimators' names.
 
         Raises:
             ConfigError: with the numbers and the nearest sizes that fit.
@@ -86,7 +90,7 @@ class BatchPlan:
         actor = _with_schedule(actor, actor_config.optim, total_steps - config.trainer.critic_warmup)
         notices += _packing_notices("actor_rollout_ref.actor", actor, longest)
         critic = None
-        if needs_critic(config):
+        if needs_critic(config) if with_critic is None else with_critic:
             critic = _update_plan(config.critic, "critic", prompts, n, world_size)
             critic = _with_schedule(critic, config.critic.optim, total_steps)
             notices += _packing_notices("critic", critic, longest)

@@ -79,7 +79,8 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     rewards = RewardManager(config.reward, config.custom_reward_function)
     rewards.check(prompts.data_sources | (val_prompts.data_sources if val_prompts else set()))
 
-    plan = BatchPlan.make(config, len(prompts), num_devices(config.trainer))
+    with_critic = estimator.needs.critic
+    plan = BatchPlan.make(config, len(prompts), num_devices(config.trainer), with_critic=with_critic)
     print(plan.table(), flush=True)
     for notice in [*notices, *prompts.notices, *(val_prompts.notices if val_prompts else []), *plan.notices]:
         print_notice(notice)
@@ -92,7 +93,7 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     )
     torch.manual_seed(config.trainer.seed)
     transformers.utils.logging.disable_progress_bar()
-    roles = build_roles(config, plan, device, model_path, tokenizer, estimator.needs.critic)
+    roles = build_roles(config, plan, device, model_path, tokenizer, with_critic)
     tracker = Tracker(
         config.trainer,
         dataclasses.asdict(config),
