@@ -123,6 +123,12 @@ def takes_rollout_log_probs(run: Run, batch: SampleBatch) -> bool:
     return run.roles.same_numerics and bool((batch["policy_version"] == run.step).all())
 
 
+def measures_mismatch(run: Run) -> bool:
+    """Whether rollout and trainer log-probs are compared: as set, and where the engine's are of the whole distribution."""
+    exact = getattr(run.roles.rollout, "log_probs_exact", True)
+    return run.config.actor_rollout_ref.rollout.calculate_log_probs and exact
+
+
 def add_log_probs(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
     """Adds old_log_probs, ref_log_probs and values, each where the algorithm needs it."""
     temperature = run.config.actor_rollout_ref.rollout.temperature
@@ -135,7 +141,7 @@ def add_log_probs(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
         mask = batch["response_mask"].values
         if entropy is not None:
             log.add({"actor/entropy": float(entropy.values[mask].mean())})
-        if run.config.actor_rollout_ref.rollout.calculate_log_probs:
+        if measures_mismatch(run):
             log.add(mismatch_metrics(old.values, batch["rollout_log_probs"].values, mask, old.lengths))
     if run.roles.ref is not None:
         with log.time("ref"):
@@ -239,7 +245,7 @@ def update_actor(run: Run, batch: SampleBatch, log: StepLog) -> None:
     loss = ActorLoss(run.policy_loss, options, temperature, actor.entropy_coeff, kl_coef, actor.kl_loss_type)
     scale = actor.loss_scale_factor or run.config.data.max_response_length
     seed = actor.data_loader_seed + run.step if actor.shuffle else None
-    measures = run.config.actor_rollout_ref.rollout.calculate_log_probs
+    measures = measures_mismatch(run)
     updates = []
     with log.time("update_actor"):
         for mini in mini_batches(_trained_columns(batch), plan.mini_batch_samples, plan.passes, seed):

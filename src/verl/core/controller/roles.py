@@ -16,7 +16,7 @@ from verl.core.model_engine.loading import DTYPES, load_config, load_policy, loa
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.parallel import ensure_process_group
 from verl.core.rollout_engine.api import RolloutEngine
-from verl.core.rollout_engine.factory import make_rollout_engine
+from verl.core.rollout_engine.factory import check_engine, make_rollout_engine
 from verl.errors import ConfigError
 
 
@@ -57,6 +57,20 @@ def choose_device(wanted: str | None) -> torch.device:
     return torch.device("cuda", 0) if wanted != "cpu" and torch.cuda.is_available() else torch.device("cpu")
 
 
+def check_placement(config: PPOConfig) -> None:
+    """Find what `build_roles` would refuse, before anything is loaded.
+
+    Raises:
+        ConfigError: more than one device is asked for, or a rollout engine that is not there.
+    """
+    if num_devices(config.trainer) > 1:
+        raise ConfigError(
+            f"trainer.nnodes={config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}: this version "
+            "trains on one device. Set trainer.nnodes=1 trainer.n_gpus_per_node=1."
+        )
+    check_engine(config.actor_rollout_ref.rollout)
+
+
 def build_roles(
     config: PPOConfig, plan: BatchPlan, device: torch.device, model_path: str, tokenizer: Any, with_critic: bool
 ) -> Roles:
@@ -65,11 +79,7 @@ def build_roles(
     Raises:
         ConfigError: more than one device is asked for, or a model cannot be loaded.
     """
-    if num_devices(config.trainer) > 1:
-        raise ConfigError(
-            f"trainer.nnodes={config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}: this version "
-            "trains on one device. Set trainer.nnodes=1 trainer.n_gpus_per_node=1."
-        )
+    check_placement(config)
     ensure_process_group(device, config.actor_rollout_ref.nccl_timeout)
     section = config.actor_rollout_ref
     actor, model_config = _build_actor(config, plan, device, model_path, tokenizer)
@@ -88,7 +98,8 @@ def build_roles(
     notices += [reason] if reason else []
     ref = _build_ref(config, device, model_path) if needs_reference(config) else None
     critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
-    same = getattr(rollout, "dtype", None) == _compute_dtype(section.actor.fsdp_config, device)
+    native = section.rollout.name == "native" and reason is None
+    same = native and getattr(rollout, "dtype", None) == _compute_dtype(section.actor.fsdp_config, device)
     return Roles(actor, rollout, ref, critic, same, notices)
 
 

@@ -124,7 +124,13 @@ def environment(in_process: bool) -> Iterator[None]:
     """Variables that vLLM reads while it is imported and built; those the user set stay, except where the engine runs."""
     wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1"}
     # Without "nobind", a CPU build would bind this process's threads, the trainer's, to cores of vLLM's choice.
-    defaults = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    # A forked engine process could not use the GPU that this one, the trainer's, has used already.
+    defaults = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
     for name, value in defaults.items():
         wanted[name] = os.environ.get(name, value)
     before = {name: os.environ.get(name) for name in wanted}
