@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 SOURCES = [*(ROOT / "src/verl/trainer").rglob("*.py"), ROOT / "src/verl/algorithms/correction.py"]
 PREFIXES = "actor|critic|perf|timing|timing_per_token_ms|training|val|response|response_length|prompt_length|reward|rollout_corr"
-ON_GPUS_ALONE = {"perf/mfu/actor", "perf/mfu/critic", "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb"}
+ON_GPUS_ALONE = {
+    *("perf/mfu/actor", "perf/mfu/critic"),
+    *("perf/peak_memory_gb/gen", "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb"),
+}
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info):
@@ -83,6 +86,8 @@ def written_in_the_source() -> set[str]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 if re.fullmatch(rf"({PREFIXES})/[a-z0-9_/]*[a-z0-9]", node.value):
                     names.add(node.value)
+                elif re.fullmatch(rf"({PREFIXES})/[a-z0-9_]+/", node.value):  # in front of a phase's name
+                    names.add(f"{node.value}gen")
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "time":
                 names |= {f"timing/{a.value}" for a in node.args if isinstance(a, ast.Constant)}
     return names
