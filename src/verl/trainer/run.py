@@ -17,7 +17,7 @@ from verl.config.compose import print_notice
 from verl.config.derived import kl_in_reward_coef, num_devices
 from verl.config.schema import PPOConfig
 from verl.core.checkpoint_engine.store import CheckpointStore, step_of
-from verl.core.controller.roles import Roles, build_roles, choose_device
+from verl.core.controller.roles import Roles, build_roles, check_placement, choose_device
 from verl.core.model_engine.loading import load_tokenizer, resolve_model_path
 from verl.data.prompts import PromptDataset, load_prompts
 from verl.data.sampler import PromptSampler
@@ -65,6 +65,7 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     """
     estimator, policy_loss = choose_algorithm(config)
     device = choose_device(config.trainer.device)
+    check_placement(config)
     folder = Path(config.trainer.default_local_dir).expanduser()
     store = CheckpointStore(folder, config.trainer.max_actor_ckpt_to_keep, notify=print_notice)
     resume_from = store.find(config.trainer.resume_mode, config.trainer.resume_from_path)

@@ -20,6 +20,25 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def check_engine(config: RolloutConfig) -> None:
+    """Find what is wrong with the choice of engine without loading anything.
+
+    Raises:
+        ConfigError: the engine is not installed or not in this version, or does not do what is asked of it.
+    """
+    if config.tensor_model_parallel_size > 1 and config.name != "vllm":
+        raise ConfigError(
+            f"rollout.tensor_model_parallel_size={config.tensor_model_parallel_size}: only rollout.name=vllm splits the "
+            f"rollout model over devices; with rollout.name={config.name} set it to 1."
+        )
+    if config.name not in ("native", "hf", "vllm"):
+        raise ConfigError(f"rollout.name={config.name} is not in this version. Write rollout.name=native, hf or vllm.")
+    if config.name == "vllm":
+        from verl.core.rollout_engine.vllm_setup import check_installed
+
+        check_installed()
+
+
 def make_rollout_engine(
     config: RolloutConfig,
     *,
@@ -47,11 +66,7 @@ def make_rollout_engine(
     Raises:
         ConfigError: the engine is not installed, or cannot run this model here.
     """
-    if config.tensor_model_parallel_size > 1 and config.name != "vllm":
-        raise ConfigError(
-            f"rollout.tensor_model_parallel_size={config.tensor_model_parallel_size}: only rollout.name=vllm splits the "
-            f"rollout model over devices; with rollout.name={config.name} set it to 1."
-        )
+    check_engine(config)
     name, notice = config.name, None
     max_model_len = max_prompt_length + max_response_length
     dtype = DTYPES[config.dtype] if config.dtype else None
@@ -72,15 +87,11 @@ def make_rollout_engine(
 
         model = model_around(hf_config, trainer_weights, device, dtype or trainer_dtype)
         return HFEngine(model, config=config, pad_token_id=pad_token_id or 0), notice
-    if name == "vllm":
-        from verl.core.rollout_engine.vllm_engine import VLLMEngine
+    from verl.core.rollout_engine.vllm_engine import VLLMEngine
 
-        default = torch.bfloat16 if device.type == "cuda" else trainer_dtype
-        engine = VLLMEngine(
-            model_path, device=device, dtype=dtype or default, config=config, max_model_len=max_model_len
-        )
-        return engine, None
-    raise ConfigError(f"rollout.name={name} is not in this version. Write rollout.name=native, hf or vllm.")
+    default = torch.bfloat16 if device.type == "cuda" else trainer_dtype
+    engine = VLLMEngine(model_path, device=device, dtype=dtype or default, config=config, max_model_len=max_model_len)
+    return engine, None
 
 
 def model_around(
