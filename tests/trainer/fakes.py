@@ -48,6 +48,20 @@ class FakeRollout:
         self.calls.append("sleep")
 
 
+class FakeTracker:
+    """Keeps what the user is told."""
+
+    def __init__(self):
+        self.notices: list[str] = []
+        self.restored: list = []
+
+    def notice(self, text):
+        self.notices.append(text)
+
+    def restore(self, metrics, step):
+        self.restored.append((metrics, step))
+
+
 class FakeRewards:
     """Scores a text by `scores[text]`, with the metrics given."""
 
@@ -57,7 +71,7 @@ class FakeRewards:
 
     def submit(self, samples):
         self.seen += samples
-        result = RewardResult([self.scores[s.solution_str] for s in samples], self.metrics, self.failed)
+        result = RewardResult([self.scores[s.solution_str] for s in samples], self.metrics, self.failed, ["oh no"])
         return SimpleNamespace(result=lambda: result)
 
 

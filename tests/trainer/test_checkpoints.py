@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.trainer.fakes import FakeEngine, config
+from tests.trainer.fakes import FakeEngine, FakeTracker, config
 
 from verl.algorithms.kl import AdaptiveKLController
 from verl.core.checkpoint_engine.store import CheckpointStore, defect
@@ -13,17 +13,6 @@ from verl.errors import CheckpointError
 from verl.trainer import checkpoints
 
 METRICS = {"actor/pg_loss": 0.1, "critic/score/max": 1}
-
-
-class FakeTracker:
-    def __init__(self):
-        self.restored, self.notices = [], []
-
-    def restore(self, metrics, step):
-        self.restored.append((metrics, step))
-
-    def notice(self, text):
-        self.notices.append(text)
 
 
 def fake_run(folder, *, step=0, critic=None, coef=None):

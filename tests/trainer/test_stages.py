@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.trainer.fakes import EOS, FakeEngine, FakeRewards, FakeRollout, FakeTokenizer, batch_of, config
+from tests.trainer.fakes import EOS, FakeEngine, FakeRewards, FakeRollout, FakeTokenizer, FakeTracker, batch_of, config
 
 from verl.algorithms.inputs import PolicyLossOptions
 from verl.algorithms.kl import AdaptiveKLController, FixedKLController
@@ -13,6 +13,7 @@ from verl.algorithms.registry import get_advantage, get_policy_loss
 from verl.config.batch_plan import BatchPlan
 from verl.core.rollout_engine.api import SamplingParams
 from verl.data.batch import Ragged, SampleBatch
+from verl.errors import RewardError
 from verl.rewards.types import RewardInput, RewardResult
 from verl.trainer import stages
 from verl.trainer.steplog import StepLog
@@ -30,6 +31,7 @@ def fake_run(*overrides, **fields):
         "policy_loss": get_policy_loss(cfg.actor_rollout_ref.actor.policy_loss.loss_mode),
         "tokenizer": FakeTokenizer(),
         "kl_control": None,
+        "tracker": FakeTracker(),
         "roles": SimpleNamespace(
             actor=FakeEngine(), ref=None, critic=None, rollout=FakeRollout(version=3), same_numerics=False
         ),
@@ -89,19 +91,28 @@ def test_rewards_get_the_text_without_special_tokens_and_the_rows_truth():
     run = fake_run(rewards=FakeRewards({"20": 0.0, "30": 1.0}))
     batch = stages.generate(run, prompts([5]), SamplingParams(max_tokens=8, n=2), first_stream=20)
     log = StepLog()
-    scored = stages.collect_rewards(batch, stages.submit_rewards(run, batch), log)
+    scored = stages.collect_rewards(run, batch, stages.submit_rewards(run, batch), log)
     assert run.rewards.seen[1] == RewardInput("sums", "30", "0", {"index": 0})
     assert scored["score"].tolist() == [0.0, 1.0]
     assert log.metrics == {"reward/failures": 0}
 
 
 def test_further_numbers_of_a_reward_become_columns_where_every_sample_has_them():
-    result = RewardResult([1.0, 0.0], {"format": [1.0, 0.5], "length": [None, 4.0]}, failed=[1])
-    log = StepLog()
-    batch = stages.collect_rewards(batch_of([[1], [1]]), SimpleNamespace(result=lambda: result), log)
+    result = RewardResult(
+        [1.0, 0.0], {"format": [1.0, 0.5], "length": [None, 4.0]}, failed=[1], failure_messages=["oh no"]
+    )
+    run, log = fake_run("reward.failure_score=-1"), StepLog()
+    batch = stages.collect_rewards(run, batch_of([[1], [1]]), SimpleNamespace(result=lambda: result), log)
+    assert run.tracker.notices == ["1 of 2 rewards failed and count as reward.failure_score=-1. The first: oh no"]
     assert batch["reward/format"].tolist() == [1.0, 0.5]
     assert "reward/length" not in batch
     assert log.metrics == {"reward/failures": 1, "reward/format": 0.75, "reward/length": 4.0}
+
+
+def test_an_estimator_of_several_rewards_asks_for_them():
+    handle = SimpleNamespace(result=lambda: RewardResult([1.0, 0.0], {"format": [1.0, None]}))
+    with pytest.raises(RewardError, match=r"adv_estimator=gdpo works on several rewards.*dict"):
+        stages.collect_rewards(fake_run("algorithm.adv_estimator=gdpo"), batch_of([[1], [1]]), handle, StepLog())
 
 
 def test_remax_compares_with_the_greedy_response():

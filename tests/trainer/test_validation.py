@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from tests.trainer.fakes import EOS, FakeEngine, FakeRewards, FakeRollout, FakeTokenizer, config
+from tests.trainer.fakes import EOS, FakeEngine, FakeRewards, FakeRollout, FakeTokenizer, FakeTracker, config
 from tests.trainer.test_stages import prompts
 
 from verl.core.rollout_engine.api import SamplingParams
@@ -24,14 +24,16 @@ class FakePrompts:
 
 def fake_run(rewards, *overrides, sources=("sums", "sums", "words")):
     batch = prompts([5], [6], [7]).with_columns(data_source=list(sources))
-    logged = []
+    logged: list = []
+    tracker = FakeTracker()
+    tracker.log_generations = lambda rows, step: logged.append((rows, step))
     return SimpleNamespace(
         config=config("data.max_response_length=8", *overrides),
         val_prompts=FakePrompts(batch),
         rewards=rewards,
         tokenizer=FakeTokenizer(),
         roles=SimpleNamespace(rollout=FakeRollout(), actor=FakeEngine()),
-        tracker=SimpleNamespace(log_generations=lambda rows, step: logged.append((rows, step))),
+        tracker=tracker,
         step=4,
         logged=logged,
     )
@@ -77,13 +79,15 @@ def test_mean_score_by_data_source(size):
 
 def test_further_numbers_of_the_reward_have_names_of_their_own():
     rewards = FakeRewards({"99": 0.5}, metrics={"reward": [9.0, 9.0, 9.0], "format": [1.0, None, 0.0]}, failed=(1,))
-    values = validation.validate(fake_run(rewards))
+    run = fake_run(rewards)
+    values = validation.validate(run)
     assert values["val/test_score/sums"] == 0.5
     assert values["val-core/sums/reward/mean@1"] == 0.5
     assert values["val-aux/sums/reward/mean@1"] == 9.0
     assert values["val-aux/sums/format/mean@1"] == 1.0
     assert values["val-aux/words/format/mean@1"] == 0.0
     assert values["val/reward_failures"] == 1
+    assert run.tracker.notices == ["1 of 3 rewards failed and count as reward.failure_score=0. The first: oh no"]
 
 
 def test_samples_shown_are_spread_over_the_set():

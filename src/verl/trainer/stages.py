@@ -13,8 +13,9 @@ from verl.algorithms.segments import place_scores
 from verl.config.derived import clip_range
 from verl.core.rollout_engine.api import Completion, Request, SamplingParams
 from verl.data.batch import Ragged, SampleBatch
+from verl.errors import RewardError
 from verl.rewards.manager import RewardHandle
-from verl.rewards.types import RewardInput
+from verl.rewards.types import RewardInput, RewardResult
 from verl.trainer.losses import ActorLoss, CriticLoss, mismatch_of_update, select_tokens, with_loss_weights
 from verl.trainer.run import Run
 from verl.trainer.steplog import StepLog
@@ -82,13 +83,32 @@ def submit_rewards(run: Run, batch: SampleBatch) -> RewardHandle:
     return run.rewards.submit([RewardInput(*row) for row in columns])
 
 
-def collect_rewards(batch: SampleBatch, handle: RewardHandle, log: StepLog) -> SampleBatch:
-    """Adds `score` [B] and a column reward/<name> for each further number that every sample's reward reported."""
+def collect_rewards(run: Run, batch: SampleBatch, handle: RewardHandle, log: StepLog) -> SampleBatch:
+    """Adds `score` [B] and a column reward/<name> for each further number that every sample's reward reported.
+
+    Raises:
+        RewardError: too many failed, or the estimator works on several rewards and the function reports only one.
+    """
     result = handle.result()
+    say_failures(run, result)
     log.add({"reward/failures": result.failures})
     log.add(result.metric_means(), "reward/")
     complete = {f"reward/{k}": torch.tensor(v, dtype=torch.float32) for k, v in result.metrics.items() if None not in v}
+    if run.estimator.needs.reward_components and not complete:
+        raise RewardError(
+            f"algorithm.adv_estimator={run.estimator.name} works on several rewards: the reward function must return a "
+            'dict such as {"score": 1.0, "right": 1.0, "format": 0.0}, with the same names for every sample.'
+        )
     return batch.with_columns(score=torch.tensor(result.scores, dtype=torch.float32), **complete)
+
+
+def say_failures(run: Run, result: RewardResult) -> None:
+    """Tell the user how many rewards failed, what those samples scored instead, and why the first one did."""
+    if result.failures:
+        run.tracker.notice(
+            f"{result.failures} of {len(result.scores)} rewards failed and count as reward.failure_score="
+            f"{run.config.reward.failure_score:g}. The first: {result.failure_messages[0]}"
+        )
 
 
 def add_baselines(run: Run, batch: SampleBatch, prompts: SampleBatch, log: StepLog) -> SampleBatch:
@@ -97,8 +117,9 @@ def add_baselines(run: Run, batch: SampleBatch, prompts: SampleBatch, log: StepL
         return batch
     greedy = SamplingParams(run.config.data.max_response_length, temperature=0.0, stop_token_ids=stop_token_ids(run))
     samples = generate(run, prompts, greedy, first_stream=0)
-    scores = submit_rewards(run, samples).result().scores
-    by_uid = dict(zip(samples["uid"], scores))
+    result = submit_rewards(run, samples).result()
+    say_failures(run, result)
+    by_uid = dict(zip(samples["uid"], result.scores))
     baseline = torch.tensor([by_uid[uid] for uid in batch["uid"]], dtype=torch.float32)
     log.add({"critic/baseline_score/mean": float(baseline.mean())})
     return batch.with_columns(baseline_score=baseline)

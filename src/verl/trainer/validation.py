@@ -45,6 +45,8 @@ def validate(run: Run) -> dict[str, float]:
         handles.append(stages.submit_rewards(run, part))
     batch = SampleBatch.cat(parts)
     results = [h.result() for h in handles]
+    for result in results:
+        stages.say_failures(run, result)
     scores = [s for r in results for s in r.scores]
     metrics = {}
     for source, mean in _means(batch["data_source"], scores).items():

@@ -55,7 +55,7 @@ def train_step(run: Run, log: StepLog) -> SampleBatch:
         run.roles.rollout.sleep()
     batch = stages.add_log_probs(run, batch, log)  # rewards are computed in other processes meanwhile
     with log.time("reward"):
-        batch = stages.collect_rewards(batch, rewards, log)
+        batch = stages.collect_rewards(run, batch, rewards, log)
     with log.time("adv"):
         batch = stages.add_advantages(run, batch, log)
     stages.update_critic(run, batch, log)
