@@ -224,7 +224,7 @@ def test_sleep_frees_the_cache_and_wake_gives_the_same_tokens():
     engine = in_place_engine(shared_model("llama"))
     asked = requests(4, 6, n=3)
     first = tokens(engine.generate(asked))
-    keys = weakref.ref(engine._runner.cache.keys)
+    keys = weakref.ref(engine._runner.cache.data)
     engine.sleep()
     assert keys() is None
     engine.wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,6 +57,8 @@ class NativeEngine:
     ):
         self.spec = ModelSpec.from_hf(hf_config)
         self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.config = config or RolloutConfig()
         self.dtype = compute_dtype(self.device, dtype, weights)
         self.version = 0
@@ -207,4 +210,12 @@ def cpu_has_fast_bf16() -> bool:
 
 def make_runner(spec: ModelSpec, device: torch.device, dtype: torch.dtype, config: RolloutConfig) -> Runner:
     """Triton kernels in CUDA graphs on a GPU (enforce_eager: without graphs), plain torch elsewhere."""
-    return Runner(spec, device, dtype, TorchBackend)
+    if device.type != "cuda" or find_spec("triton") is None:
+        return Runner(spec, device, dtype, TorchBackend)
+    if config.enforce_eager:
+        from verl.core.rollout_engine.triton_backend import TritonBackend
+
+        return Runner(spec, device, dtype, TritonBackend)
+    from verl.core.rollout_engine.cuda_graphs import GraphRunner
+
+    return GraphRunner(spec, device, dtype, max_slots=config.max_num_seqs)

@@ -14,40 +14,50 @@ from verl.errors import ConfigError
 # On a CPU the cache shares its memory with the trainer, whose size the engine cannot know.
 CPU_MEMORY_SHARE = 0.5
 GIB = 2**30
+COPY_BYTES = 2**28  # of cache that is copied at once
 
 
 @dataclass
 class KVCache:
-    """keys, values: [layers, slots, kv_heads, length, head_dim]; slot s holds position p of its sequence at [:, s, :, p]."""
+    """data: [2, layers, slots, kv_heads, length, head_dim]; keys first, then values. Slot s holds position p of its sequence
+    at [:, :, s, :, p]."""
 
-    keys: Tensor
-    values: Tensor
+    data: Tensor
 
     @classmethod
     def allocate(
         cls, spec: ModelSpec, slots: int, length: int, device: torch.device | str, dtype: torch.dtype
     ) -> KVCache:
-        shape = (spec.num_layers, slots, spec.num_kv_heads, length, spec.head_dim)
+        shape = (2, spec.num_layers, slots, spec.num_kv_heads, length, spec.head_dim)
         # Zeros, because what is masked still enters sums: garbage could be NaN.
-        both = torch.zeros((2, *shape), device=device, dtype=dtype)
-        return cls(both[0], both[1])
+        return cls(torch.zeros(shape, device=device, dtype=dtype))
+
+    @property
+    def keys(self) -> Tensor:
+        return self.data[0]
+
+    @property
+    def values(self) -> Tensor:
+        return self.data[1]
 
     @property
     def slots(self) -> int:
-        return self.keys.shape[1]
+        return self.data.shape[2]
 
     @property
     def length(self) -> int:
-        return self.keys.shape[3]
+        return self.data.shape[4]
 
     def copy_slots(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copy positions 0..length-1 of slots `source` (int64 [m]) over slots `target` (int64 [m]).
 
-        No slot may be both a source and a target. Layer by layer, so that the gathered copy in between stays small.
+        No slot may be both a source and a target. Some slots at a time, so that the gathered copy in between stays small.
         """
-        for cache in (self.keys, self.values):
-            for layer in cache[:, :, :, :length]:
-                layer[target] = layer[source]
+        part = self.data[:, :, :, :, :length]
+        row_bytes = part[:, :, 0].numel() * part.itemsize
+        at_once = max(1, COPY_BYTES // max(1, row_bytes))
+        for some_source, some_target in zip(source.split(at_once), target.split(at_once)):
+            part.index_copy_(2, some_target, part.index_select(2, some_source))
 
 
 def slots_that_fit(

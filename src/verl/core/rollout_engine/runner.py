@@ -48,9 +48,16 @@ class Runner:
             self.release()
             self.cache = KVCache.allocate(self.spec, slots, length, self.device, self.dtype)
         if self.state is None or len(self.state.token) < slots or self.state.capacity < capacity:
-            self.state = SlotState.allocate(slots, capacity, self.device)
+            self.state = SlotState.allocate(self.state_slots(slots), capacity, self.device)
+        # Rows that are not in use may be computed along, at a position that the cache has.
         self.state.done.fill_(True)
+        self.state.position.zero_()
+        self.state.start.zero_()
         self.backend.attach(self.cache, self.state, rule)
+
+    def state_slots(self, slots: int) -> int:
+        """Rows of a new slot state."""
+        return slots
 
     def holds(self, slots: int, length: int) -> bool:
         """Whether the cache at hand is large enough."""

@@ -119,15 +119,7 @@ class TorchPrefill:
         q, k, v = self.backend.heads(qkv, layer, self.cos, self.sin)
         cache.keys[index][self.slots, :, self.positions] = k
         cache.values[index][self.slots, :, self.positions] = v
-        out = torch.empty_like(q)
-        start = 0
-        for count, length in self.runs:
-            rows = slice(start, start + count * length)
-            batch = [x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v)]
-            mixed = F.scaled_dot_product_attention(*batch, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-            out[rows] = mixed.transpose(1, 2).flatten(0, 1)
-            start += count * length
-        return out.flatten(1)
+        return attend_runs(q, k, v, self.runs)
 
 
 @dataclass
@@ -165,6 +157,22 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
     return out
+
+
+def attend_runs(q: Tensor, k: Tensor, v: Tensor, runs: list[tuple[int, int]]) -> Tensor:
+    """Causal attention within each prompt of q, k, v [tokens, heads, head_dim]: [tokens, heads * head_dim].
+
+    runs: (count, length) of equally long neighbours, each one call.
+    """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    start = 0
+    for count, length in runs:
+        rows = slice(start, start + count * length)
+        batch = [x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v)]
+        mixed = F.scaled_dot_product_attention(*batch, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        out[rows] = mixed.transpose(1, 2).flatten(0, 1)
+        start += count * length
+    return out.flatten(1)
 
 
 def equal_runs(lengths: list[int]) -> list[tuple[int, int]]:
