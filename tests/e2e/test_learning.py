@@ -70,6 +70,20 @@ def test_every_estimator_without_a_critic_trains(estimator, tiny_model, tiny_dat
     assert all(line["actor/grad_norm"] > 0 and line["actor/skipped_updates"] == 0 for line in lines)
 
 
+def test_an_estimator_of_several_rewards_trains(tiny_model, tiny_data, tmp_path):
+    path = tmp_path / "parts.py"
+    path.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    sevens, short = solution_str.count('7'), float(len(solution_str) < 4)\n"
+        "    return {'score': sevens + short, 'sevens': sevens, 'short': short}\n"
+    )
+    changes = {"algorithm__adv_estimator": "gdpo", "custom_reward_function__path": path, **LR}
+    assert train(overrides(tiny_model, tiny_data, tmp_path / "run", **changes)) == 0
+    lines = metrics(tmp_path / "run")
+    assert all(line["actor/grad_norm"] > 0 and "reward/sevens" in line for line in lines[1:])
+    assert "val-aux/tiny/arithmetic/short/mean@1" in lines[0]
+
+
 @pytest.mark.parametrize("loss_mode", ["gspo", "cispo", "clip_cov", "kl_cov"])
 def test_losses_with_needs_of_their_own_train(loss_mode, tiny_model, tiny_data, tmp_path):
     changes = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from verl.config.command import handle_flags, run_main
 
@@ -31,13 +32,14 @@ def main(argv: list[str]) -> int:
     return 0 if status == "finished" else 130
 
 
-def _say_how_it_ended(status: str, folder: object, report: object) -> None:
+def _say_how_it_ended(status: str, folder: Path, report: Path) -> None:
     if status == "finished":
         print(f"done: checkpoints and metrics.jsonl are in {folder}, the report is {report}")
-    elif status == "interrupted":
-        print(f"interrupted: run the same command again to go on from the newest checkpoint in {folder}")
-    else:
-        print(f"failed: what was saved is in {folder}; run the same command again to go on from it", file=sys.stderr)
+        return
+    saved = any(folder.glob("global_step_*"))
+    go_on = f"to go on from the newest checkpoint in {folder}" if saved else "to start anew: nothing was saved yet"
+    out = sys.stdout if status == "interrupted" else sys.stderr
+    print(f"{status}: run the same command again {go_on}", file=out)
 
 
 if __name__ == "__main__":
