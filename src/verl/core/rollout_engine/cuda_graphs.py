@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from verl.core.rollout_engine.config import ModelSpec
@@ -44,7 +46,9 @@ class GraphRunner(Runner):
         rows = min(self.cache.slots, bucket(n))
         key = (rows, self.backend.rule.truncates)
         if key not in self._graphs:
+            began = time.perf_counter()
             self._graphs[key] = self._capture(rows, context)
+            self.capture_seconds += time.perf_counter() - began
         for _ in range(steps):
             self._graphs[key].replay()
 

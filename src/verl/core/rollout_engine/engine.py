@@ -145,7 +145,7 @@ class NativeEngine:
                 )
 
     def _stream(self, requests: list[Request]) -> Iterator[tuple[int, int, Completion]]:
-        began, waited = time.perf_counter(), 0.0
+        began, waited, captured = time.perf_counter(), 0.0, self._runner.capture_seconds
         for rule, group in by_rule(requests).items():
             for item in self._schedule(group, rule).run():
                 paused = time.perf_counter()
@@ -153,6 +153,7 @@ class NativeEngine:
                 waited += time.perf_counter() - paused
         elapsed = time.perf_counter() - began - waited
         self.stats.decode_seconds = elapsed - self.stats.prefill_seconds
+        self.stats.extra["graph_capture_seconds"] = self._runner.capture_seconds - captured
 
     def _schedule(self, group: dict[int, Request], rule: SamplingRule) -> Schedule:
         length = max(len(r.prompt_ids) + r.sampling.max_tokens for r in group.values())

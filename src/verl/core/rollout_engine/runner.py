@@ -39,6 +39,7 @@ class Runner:
         self.weights: ModelWeights | None = None
         self.cache: KVCache | None = None
         self.state: SlotState | None = None
+        self.capture_seconds = 0.0  # of all graphs so far
 
     @torch.inference_mode()
     def prepare(self, weights: ModelWeights, slots: int, length: int, capacity: int, rule: SamplingRule) -> None:
