@@ -216,6 +216,8 @@ def test_a_stream_left_early_leaves_nothing_behind():
     whole = tokens(engine.generate(asked))
     stream = engine.stream([Request(ids, SamplingParams(max_tokens=k)) for ids, k in zip(prompts(4, 4), (1, 50))])
     next(stream)
+    with pytest.raises(RuntimeError, match="stream in progress"):
+        engine.generate(asked)
     stream.close()
     assert tokens(engine.generate(asked)) == whole
 

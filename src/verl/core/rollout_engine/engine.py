@@ -66,6 +66,7 @@ class NativeEngine:
         self._buffers: WeightBuffers | None = None
         self._weights = None
         self._aborted: set[int] = set()
+        self._streaming = False
         self._runner = make_runner(self.spec, self.device, self.dtype, self.config)
         self.in_place = weights is not None and self._can_bind(weights.values())
         if weights is not None:
@@ -80,6 +81,8 @@ class NativeEngine:
 
         Requests with unlike temperature, top_k, top_p or stop tokens are generated one such group after another.
         """
+        if self._streaming:
+            raise RuntimeError("NativeEngine has one set of slots: finish or close the stream in progress first")
         self._check(requests)
         self._aborted = set()
         self.stats = RolloutStats()
@@ -145,12 +148,16 @@ class NativeEngine:
                 )
 
     def _stream(self, requests: list[Request]) -> Iterator[tuple[int, int, Completion]]:
+        self._streaming = True
         began, waited, captured = time.perf_counter(), 0.0, self._runner.capture_seconds
-        for rule, group in by_rule(requests).items():
-            for item in self._schedule(group, rule).run():
-                paused = time.perf_counter()
-                yield item
-                waited += time.perf_counter() - paused
+        try:
+            for rule, group in by_rule(requests).items():
+                for item in self._schedule(group, rule).run():
+                    paused = time.perf_counter()
+                    yield item
+                    waited += time.perf_counter() - paused
+        finally:
+            self._streaming = False
         elapsed = time.perf_counter() - began - waited
         self.stats.decode_seconds = elapsed - self.stats.prefill_seconds
         self.stats.extra["graph_capture_seconds"] = self._runner.capture_seconds - captured

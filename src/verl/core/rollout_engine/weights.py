@@ -121,7 +121,7 @@ class WeightBuffers:
                 if problem:
                     problems.append(problem)
                 else:
-                    self._views[name].copy_(tensor.detach(), non_blocking=True)
+                    self._views[name].copy_(tensor.detach())
         _raise_problems(self._shapes, seen, problems, repeated, self.spec)
 
     @property
