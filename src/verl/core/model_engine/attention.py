@@ -17,6 +17,8 @@ from transformers import AttentionInterface
 from verl.core.model_engine.packing import PackedLayout
 
 NAME = "packed"
+SHORT = 64
+"""Up to this length scores written out are faster on a CPU than a flash kernel, forward and backward together."""
 
 
 def packed_attention(
@@ -33,7 +35,7 @@ def packed_attention(
     """Attention function in transformers' signature: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, D]."""
     if packing is None:
         raise ValueError("packed attention needs the layout: call the model with packing=PackedLayout.make(...)")
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     window = sliding_window if sliding_window is not None and sliding_window < packing.max_length else None
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         out = _flash(q, k, v, packing, scaling, window)
@@ -51,63 +53,60 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, packing: PackedLayout, scale: float 
             options["enable_gqa"] = True
         else:
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    if packing.index is not None:
+        q, k, v = (x.index_select(0, packing.index) for x in (q, k, v))
     cu, longest = packing.cu_seqlens, packing.max_length
-    return varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), cu, cu, longest, longest, **options)
+    out = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), cu, cu, longest, longest, **options)
+    return out if packing.source is None else out.index_select(0, packing.source)
 
 
 def _by_length_groups(
     q: Tensor, k: Tensor, v: Tensor, packing: PackedLayout, scale: float | None, window: int | None
 ) -> Tensor:
-    starts = packing.lengths.cumsum(0) - packing.lengths
-    groups = _length_groups(packing.lengths)
-    outputs, places = [], []
-    for members in groups:
-        lengths = packing.lengths[members]
-        width = int(lengths.max())
-        offsets = torch.arange(width)
-        valid = offsets < lengths[:, None]
-        gather = torch.where(valid, starts[members][:, None] + offsets, starts[members][:, None])
-        on_device = gather.flatten().to(q.device)
-        padded = [x.index_select(0, on_device).unflatten(0, gather.shape).transpose(1, 2) for x in (q, k, v)]
-        out = _padded_causal(*padded, scale=scale, window=window).transpose(1, 2).flatten(0, 1)
-        outputs.append(out.index_select(0, valid.flatten().nonzero().squeeze(1).to(q.device)))
-        places.append(gather[valid])
-    if len(outputs) == 1 and len(groups[0]) == len(packing.lengths):
-        return outputs[0]
-    order = torch.cat(places).argsort().to(q.device)
-    return torch.cat(outputs).index_select(0, order)
+    outputs = []
+    for gather in packing.padding.gathers:
+        padded = [x.index_select(0, gather.flatten()).unflatten(0, gather.shape) for x in (q, k, v)]
+        attend = _short_causal if gather.shape[1] <= SHORT else _padded_causal
+        outputs.append(attend(*padded, scale=scale, window=window).flatten(0, 1))
+    together = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return together.index_select(0, packing.padding.take)
 
 
 def _padded_causal(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: int | None) -> Tensor:
-    """q [B, Hq, W, D], k and v [B, Hkv, W, D], right-padded -> [B, Hq, W, D]."""
-    repeat = q.shape[1] // k.shape[1]
+    """q [B, W, Hq, D], k and v [B, W, Hkv, D], right-padded -> [B, W, Hq, D]."""
+    repeat = q.shape[2] // k.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if repeat > 1:
         k, v = (x.repeat_interleave(repeat, dim=1) for x in (k, v))
     if window is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-    position = torch.arange(q.shape[2], device=q.device)
-    distance = position[:, None] - position[None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=(distance >= 0) & (distance < window), scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
+    mask = _visible(q.shape[2], window, q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
-def _length_groups(lengths: Tensor) -> list[Tensor]:
-    """Sequences in groups of like length, so that padding within a group stays under about a third.
+def _short_causal(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: int | None) -> Tensor:
+    """As `_padded_causal`, with the scores written out: for short rows the blocks of a flash kernel cost more than that.
 
-    Groups under 2,048 padded tokens are not worth a call of their own. The first group of a single one keeps the order.
+    The query heads that share a key head go into one product with it.
     """
-    longest = int(lengths.max())
-    if len(lengths) * longest <= max(2048, 1.5 * float(lengths.sum())):
-        return [torch.arange(len(lengths))]
-    order = lengths.argsort(stable=True)
-    groups: list[Tensor] = []
-    first = 0
-    ordered = lengths[order].tolist()
-    for end in range(1, len(ordered) + 1):
-        full = end < len(ordered) and ordered[end] > 1.5 * ordered[first]
-        if end == len(ordered) or (full and (end - first) * ordered[end - 1] >= 2048):
-            groups.append(order[first:end])
-            first = end
-    return groups
+    batch, width, heads, size = q.shape
+    key_heads = k.shape[2]
+    repeat = heads // key_heads
+    q = q * (size**-0.5 if scale is None else scale)
+    q = q.unflatten(2, (key_heads, repeat)).permute(0, 2, 3, 1, 4).reshape(batch * key_heads, repeat * width, size)
+    k, v = (x.transpose(1, 2).reshape(batch * key_heads, width, size) for x in (k, v))
+    hidden = torch.zeros(width, width, dtype=q.dtype, device=q.device)
+    hidden.masked_fill_(~_visible(width, window, q.device), float("-inf"))
+    weights = (q @ k.transpose(1, 2) + hidden.repeat(repeat, 1)).softmax(-1)
+    out = (weights @ v).view(batch, key_heads, repeat, width, size)
+    return out.permute(0, 3, 1, 2, 4).reshape(batch, width, heads, size)
+
+
+def _visible(width: int, window: int | None, device: torch.device) -> Tensor:
+    """Whether a query (row) sees a key (column): bool [width, width]."""
+    position = torch.arange(width, device=device)
+    distance = position[:, None] - position[None, :]
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 AttentionInterface.register(NAME, packed_attention)

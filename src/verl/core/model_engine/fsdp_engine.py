@@ -19,7 +19,7 @@ from verl.core.model_engine.memory import needs_checkpointing, peak_flops, train
 from verl.core.model_engine.metrics import Metric, merge_into, reduce
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, move_state
-from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens
+from verl.core.model_engine.packing import PackedInputs, split_by_count, split_sharing_prompts
 from verl.core.model_engine.parallel import compile_layers, make_mesh, shard
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import CheckpointError
@@ -92,7 +92,7 @@ class FSDPEngine:
         batch = SampleBatch({k: batch[k] for k in ("prompt_ids", "response_ids")})
         groups = self._micro_batches(batch, self.infer_limit)
         with self._resident():
-            parts = [forward(PackedInputs.make(batch.select(g), self.device)) for g in groups]
+            parts = [forward(self._pack(batch.select(g))) for g in groups]
             self.model.reshard()
         values = torch.cat(parts).cpu()
         order = torch.cat(groups)
@@ -105,9 +105,12 @@ class FSDPEngine:
         if limit.max_samples is not None:
             count = self._most_over_ranks(-(-len(batch) // limit.max_samples))
             return split_by_count(len(batch), -(-len(batch) // count))
-        groups = split_by_tokens(batch.token_counts, limit.max_tokens)
+        groups = split_sharing_prompts(batch, limit.max_tokens)
         count = self._most_over_ranks(len(groups))
-        return groups if count == len(groups) else split_by_tokens(batch.token_counts, limit.max_tokens, count)
+        return groups if count == len(groups) else split_sharing_prompts(batch, limit.max_tokens, count)
+
+    def _pack(self, micro: SampleBatch) -> PackedInputs:
+        return PackedInputs.make(micro, self.device, share_prompts=True)
 
     def _most_over_ranks(self, count: int) -> int:
         """Every rank must run as many forwards as the others, since each gathers parameters with them."""
@@ -136,10 +139,10 @@ class FSDPEngine:
             for number, group in enumerate(groups, start=1):
                 self._accumulate(last=number == len(groups))
                 micro = batch.select(group)
-                inputs = PackedInputs.make(micro, self.device)
+                inputs = self._pack(micro)
                 value, metrics = loss(self._outputs(inputs, loss), micro.to(self.device))
                 value.backward()
-                flops += train_flops(self.model, self.hf_config, inputs.layout.lengths)
+                flops += train_flops(self.model, self.hf_config, inputs.layout.lengths, len(inputs.input_ids))
                 merge_into(totals, metrics)
             norm = clip_gradients(self.parameters, config.clip_grad)
             rate = learning_rate(self.updates, config, self.total_updates)

@@ -34,8 +34,12 @@ def needs_checkpointing(config, tokens: int, dtype: torch.dtype, device: torch.d
     return activation_bytes(config, tokens, dtype) > SHARE * device_bytes(device)
 
 
-def train_flops(model: nn.Module, config, lengths: torch.Tensor) -> float:
-    """Floating-point operations of one forward and backward over sequences of `lengths` tokens, without recomputation.
+def train_flops(model: nn.Module, config, lengths: torch.Tensor, tokens: int) -> float:
+    """Floating-point operations of one forward and backward, without recomputation.
+
+    Args:
+        lengths: of the sequences that attention sees, [B]. tokens: that the layers compute; fewer than lengths.sum() where
+            samples share a prompt.
 
     6 x parameters x tokens for the matrix products (an input embedding that is not also the output layer does none), and
     for causal attention 6 x layers x heads x head size x length^2: two products of 2 x length^2 x width each, halved by
@@ -47,7 +51,7 @@ def train_flops(model: nn.Module, config, lengths: torch.Tensor) -> float:
     heads = config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     squares = float(lengths.double().square().sum())
-    return 6.0 * parameters * float(lengths.sum()) + 6.0 * config.num_hidden_layers * width * squares
+    return 6.0 * parameters * tokens + 6.0 * config.num_hidden_layers * width * squares
 
 
 # Dense bf16 tensor-core peaks by the vendors' data sheets, in FLOP/s.

@@ -41,7 +41,7 @@ class _Packed(nn.Module):
             use_cache=False,
             packing=inputs.layout,
         )
-        return out.last_hidden_state[0].index_select(0, inputs.target_positions)
+        return out.last_hidden_state.squeeze(0).index_select(0, inputs.target_positions)
 
 
 class PolicyModel(_Packed):
