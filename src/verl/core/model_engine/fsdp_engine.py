@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 from verl.config.schema import CheckpointConfig, FSDPConfig, OptimConfig
 from verl.core.checkpoint_engine.disk import load_sharded, save_hf_side, save_sharded
 from verl.core.model_engine.api import MicroBatching, TokenLoss, TokenOutputs
-from verl.core.model_engine.memory import needs_checkpointing, peak_flops, train_flops
+from verl.core.model_engine.memory import keep_freed_memory, needs_checkpointing, peak_flops, train_flops
 from verl.core.model_engine.metrics import Metric, merge_into, reduce
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, move_state
-from verl.core.model_engine.packing import PackedInputs, split_by_count, split_sharing_prompts
+from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens, split_sharing_prompts
 from verl.core.model_engine.parallel import compile_layers, make_mesh, shard
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import CheckpointError
@@ -54,6 +54,7 @@ class FSDPEngine:
         self.device, self.fsdp, self.optim_config = device, fsdp, optim
         self.train_limit, self.infer_limit = train_limit, infer_limit
         self.total_updates, self.updates = total_updates, 0
+        self.share_prompts = device.type == "cpu"  # a GPU has not shown that the gathers cost it less than the tokens
         self.checkpoint = checkpoint or CheckpointConfig()
         self.tokenizer = tokenizer
         self.hf_config, self.generation_config = model.hf.config, getattr(model.hf, "generation_config", None)
@@ -63,6 +64,8 @@ class FSDPEngine:
         if gradient_checkpointing and optim is not None:
             model.hf.gradient_checkpointing_enable({"use_reentrant": False})
         model.train(optim is not None)
+        if device.type == "cpu":
+            keep_freed_memory()
         layer_classes = set(model.hf._no_split_modules or [])
         if compiled and device.type == "cuda":
             compile_layers(model, layer_classes)
@@ -105,12 +108,17 @@ class FSDPEngine:
         if limit.max_samples is not None:
             count = self._most_over_ranks(-(-len(batch) // limit.max_samples))
             return split_by_count(len(batch), -(-len(batch) // count))
-        groups = split_sharing_prompts(batch, limit.max_tokens)
+        groups = self._split(batch, limit.max_tokens)
         count = self._most_over_ranks(len(groups))
-        return groups if count == len(groups) else split_sharing_prompts(batch, limit.max_tokens, count)
+        return groups if count == len(groups) else self._split(batch, limit.max_tokens, count)
+
+    def _split(self, batch: SampleBatch, max_tokens: int, min_groups: int = 1) -> list[Tensor]:
+        if self.share_prompts:
+            return split_sharing_prompts(batch, max_tokens, min_groups)
+        return split_by_tokens(batch.token_counts, max_tokens, min_groups)
 
     def _pack(self, micro: SampleBatch) -> PackedInputs:
-        return PackedInputs.make(micro, self.device, share_prompts=True)
+        return PackedInputs.make(micro, self.device, share_prompts=self.share_prompts)
 
     def _most_over_ranks(self, count: int) -> int:
         """Every rank must run as many forwards as the others, since each gathers parameters with them."""
