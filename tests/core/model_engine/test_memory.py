@@ -14,12 +14,12 @@ import resource, sys, torch
 from verl.core.model_engine.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
-def work():
-    for _ in range(5):
+def work(times):
+    for _ in range(times):
         torch.empty(2**24).fill_(1.0)          # 64 MiB, above what glibc keeps by itself
-work()
+work(20)                                       # until the heap has a place that fits
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-work()
+work(5)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
