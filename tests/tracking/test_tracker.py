@@ -31,7 +31,7 @@ def test_a_run(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "step:0 - val/test_score/tiny:0.250",
         "step:1 - timing/gen:1.500 - actor/lr:1.000e-06 - actor/pg_loss:0.000 - reward/failures:2.000",
-        "notice: 2 rewards failed",
+        "note: 2 rewards failed",
     ]
     assert read_lines(tmp_path / "run/metrics.jsonl") == [
         {"step": 0, "val/test_score/tiny": 0.25},
@@ -114,7 +114,7 @@ def test_without_console_steps_are_not_printed_but_notices_are(tmp_path, capsys)
     tracker.log({"a": 1.0}, 0)
     tracker.notice("mind this")
     tracker.finish()
-    assert capsys.readouterr().out == "notice: mind this\n"
+    assert capsys.readouterr().out == "note: mind this\n"
     assert list((tmp_path / "tensorboard").glob("events*"))
 
 
@@ -136,6 +136,6 @@ def test_a_logger_that_cannot_start_is_said_and_left_out(tmp_path, monkeypatch, 
     tracker.finish()
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
-        "notice: trainer.logger=tensorboard could not start, the run goes on: OSError: no route to host",
+        "note: trainer.logger=tensorboard could not start, the run goes on: OSError: no route to host",
         "step:0 - a:1.000",
     ]

@@ -136,7 +136,7 @@ class Tracker:
 
     def notice(self, text: str) -> None:
         """Say something that the user should know: printed, and kept for the report."""
-        self._console.print(f"notice: {text}")
+        self._console.print(f"note: {text}")
         with self._lock:  # loggers call this from their threads
             if text not in self._run["notices"]:  # a resumed run says much of it again
                 self._run["notices"].append(text)

@@ -145,7 +145,7 @@ class TritonPrefill:
         self.backend.rope_store(index, layer, qkv, self.positions, self.slots)
         heads = qkv.view(len(qkv), -1, spec.head_dim)
         q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
-        if qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16):
+        if qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16) and spec.head_dim % 8 == 0:
             # torch's variable-length flash attention; its public wrapper wants key heads repeated.
             out = torch.ops.aten._flash_attention_forward(
                 q, k, v, self.ends, self.ends, self.longest, self.longest, 0.0, True, False, scale=spec.head_dim**-0.5
