@@ -1,0 +1,47 @@
+"""The benchmarks still run: each with --smoke, in seconds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / script), "--smoke", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_grpo_step(tmp_path):
+    """Two steps of 4 prompts x 2 samples, the first left out; the phases fill the step, and no token is lost or made up."""
+    out = run("grpo_step.py", "--json", str(tmp_path / "out.json"))
+    assert "median of 1 steps" in out
+    (result,) = json.loads((tmp_path / "out.json").read_text())
+    (process,) = result["ours"]
+    assert len(process["steps"]) == 2
+    for step in process["steps"]:
+        phases = sum(step[name] for name in ("gen", "ref", "reward", "adv", "update_actor", "update_weights"))
+        assert 0.5 * step["step"] < phases <= step["step"]
+        assert 8 <= step["response_tokens"] <= 8 * 16
+    assert 0 < process["ready_seconds"] < 600
+
+
+def test_grpo_step_without_the_reference_says_so():
+    out = run("grpo_step.py", "--reference", "trl", "--trl-python", "/nowhere/python")
+    assert "no comparison: --trl-python /nowhere/python is not a Python" in out
+    assert "ratio" not in out
+
+
+def test_rollout():
+    assert "tokens/s" in run("rollout.py")
+
+
+@pytest.mark.vllm
+def test_vllm_adapter():
+    pytest.importorskip("vllm")
+    assert "rollout engine" in run("vllm_adapter.py")
