@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from verl.config.command import handle_flags, run_main
+from verl.config.schema import PPOConfig
 from verl.config.suggest import did_you_mean, nearest_words
 from verl.errors import ConfigError, DataError
 
@@ -62,11 +63,18 @@ def plan(argv: list[str]) -> int:
         notices.append(
             "counted before data.filter_overlong_prompts, which needs the tokenizer; the run may have fewer."
         )
-    batch_plan = BatchPlan.make(config, rows, num_devices(config.trainer))
+    batch_plan = BatchPlan.make(config, rows, num_devices(config.trainer), with_critic=_with_critic(config))
     print(batch_plan.table())
     for notice in [*notices, *batch_plan.notices]:
         print_notice(notice)
     return 0
+
+
+def _with_critic(config: PPOConfig) -> bool | None:
+    """Whether the estimator needs a critic, where only the user's own files can tell."""
+    if not config.trainer.plugins:
+        return None
+    return importlib.import_module("verl.trainer.algorithm").choose_algorithm(config)[0].needs.critic
 
 
 def count_rows(file: Path) -> int:

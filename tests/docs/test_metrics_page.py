@@ -19,7 +19,7 @@ from verl.trainer.algorithm_index import builtin_policy_losses
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 SOURCES = [*(ROOT / "src/verl/trainer").rglob("*.py"), ROOT / "src/verl/algorithms/correction.py"]
-PREFIXES = "actor|critic|perf|timing|timing_per_token_ms|training|val|response|response_length|prompt_length|reward|rollout_corr"
+PREFIXES = "train|actor|critic|perf|timing|timing_per_token_ms|training|val|response|response_length|prompt_length|reward|rollout_corr"
 ON_GPUS_ALONE = {
     *("perf/mfu/actor", "perf/mfu/critic"),
     *("perf/peak_memory_gb/gen", "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb"),
@@ -36,9 +36,11 @@ RUNS = {
         "algorithm__adv_estimator": "gae",
         "algorithm__kl_ctrl__kl_coef": 0.01,
         "algorithm__rollout_correction__rollout_is": "token",
-        "algorithm__rollout_correction__bypass_mode": False,
+        "algorithm__rollout_correction__rollout_rs": "token_k1",
+        "algorithm__rollout_correction__rollout_rs_threshold": 2.0,
         "actor_rollout_ref__actor__use_kl_loss": True,
     },
+    "dapo": {"algorithm__filter_groups__enable": True, "data__val_files": "null"},
     "remax": {
         "algorithm__adv_estimator": "remax",
         "actor_rollout_ref__actor__policy_loss__loss_mode": "clip_cov",

@@ -12,12 +12,16 @@ ScoreFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class RewardInput:
-    """One sample to score: the response's text and what the prompt's row says about it."""
+    """One sample to score: the response's text and what the prompt's row says about it.
+
+    response_length: tokens that the policy chose; None where it is not known.
+    """
 
     data_source: str
     solution_str: str
     ground_truth: Any = None
     extra_info: dict[str, Any] = field(default_factory=dict)
+    response_length: int | None = None
 
 
 class Outcome(NamedTuple):

@@ -8,10 +8,22 @@ from verl.config.schema.actor import (
     PolicyLossConfig,
     RefConfig,
 )
-from verl.config.schema.algorithm import AlgorithmConfig, KLControlConfig, RolloutCorrectionConfig
+from verl.config.schema.algorithm import (
+    AlgorithmConfig,
+    FilterGroupsConfig,
+    KLControlConfig,
+    PFPPOConfig,
+    RolloutCorrectionConfig,
+)
 from verl.config.schema.data import DataConfig
 from verl.config.schema.engine import CheckpointConfig, FSDPConfig, OptimConfig
-from verl.config.schema.reward import CustomRewardConfig, RewardConfig, RewardManagerConfig
+from verl.config.schema.reward import (
+    CustomRewardConfig,
+    OverlongBufferConfig,
+    RewardConfig,
+    RewardKwargsConfig,
+    RewardManagerConfig,
+)
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig, WeightSyncConfig
 from verl.config.schema.root import ActorRolloutRefConfig, PPOConfig
 from verl.config.schema.trainer import TrainerConfig
@@ -26,13 +38,17 @@ __all__ = [
     "CustomRewardConfig",
     "DataConfig",
     "FSDPConfig",
+    "FilterGroupsConfig",
     "KLControlConfig",
     "ModelConfig",
     "OptimConfig",
+    "OverlongBufferConfig",
+    "PFPPOConfig",
     "PPOConfig",
     "PolicyLossConfig",
     "RefConfig",
     "RewardConfig",
+    "RewardKwargsConfig",
     "RewardManagerConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",

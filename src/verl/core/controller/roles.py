@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from verl.config.batch_plan import BatchPlan
-from verl.config.derived import needs_reference, num_devices
+from verl.config.derived import num_devices
 from verl.config.schema import FSDPConfig, PPOConfig
 from verl.core.model_engine.api import MicroBatching, ModelEngine
 from verl.core.model_engine.fsdp_engine import FSDPEngine
@@ -72,7 +72,13 @@ def check_placement(config: PPOConfig) -> None:
 
 
 def build_roles(
-    config: PPOConfig, plan: BatchPlan, device: torch.device, model_path: str, tokenizer: Any, with_critic: bool
+    config: PPOConfig,
+    plan: BatchPlan,
+    device: torch.device,
+    model_path: str,
+    tokenizer: Any,
+    with_critic: bool,
+    with_reference: bool,
 ) -> Roles:
     """All engines on one device, in this process.
 
@@ -96,7 +102,7 @@ def build_roles(
         pad_token_id=tokenizer.pad_token_id,
     )
     notices += [reason] if reason else []
-    ref = _build_ref(config, device, model_path) if needs_reference(config) else None
+    ref = _build_ref(config, device, model_path) if with_reference else None
     critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
     native = section.rollout.name == "native" and reason is None
     same = native and getattr(rollout, "dtype", None) == _compute_dtype(section.actor.fsdp_config, device)
