@@ -13,14 +13,17 @@ from verl.errors import ConfigError, DataError
 
 USAGE = """usage: verl COMMAND ...
 
-  verl train key=value ...   train (the same as python3 -m verl.trainer.main_ppo)
-  verl plan  key=value ...   print the batch plan of such a run, without training
-  verl merge ...             write a checkpoint as a Hugging Face folder (python3 -m verl.model_merger merge)
-  verl help [WORD]           all options, or those with WORD in their name or help
-  verl --version             print the version
+  verl train key=value ...     train (the same as python3 -m verl.trainer.main_ppo)
+  verl plan key=value ...      print the batch plan of such a run, without training
+  verl generate key=value ...  responses to a file of prompts (python3 -m verl.trainer.main_generation)
+  verl eval key=value ...      score a file of responses (python3 -m verl.trainer.main_eval)
+  verl merge ...               write a checkpoint as a Hugging Face folder (python3 -m verl.model_merger merge)
+  verl help [WORD]             all options, or those with WORD in their name or help
+  verl --version               print the version
 """
 
-COMMANDS = ("train", "plan", "merge", "help")
+MODULES = {"train": "main_ppo", "generate": "main_generation", "eval": "main_eval"}
+COMMANDS = (*MODULES, "plan", "merge", "help")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,8 +38,8 @@ def _dispatch(argv: list[str]) -> int | None:
         return 0
     if command == "--version":
         handle_flags([command])
-    if command == "train":
-        return importlib.import_module("verl.trainer.main_ppo").main(rest)
+    if command in MODULES:
+        return importlib.import_module(f"verl.trainer.{MODULES[command]}").main(rest)
     if command == "merge":
         return importlib.import_module("verl.model_merger.__main__").main(["merge", *rest])
     if command == "plan":

@@ -27,7 +27,8 @@ ON_GPUS_ALONE = {
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info):
-    return {"score": solution_str.count("7"), "length": len(solution_str)}
+    sevens = solution_str.count("7")
+    return {"score": sevens, "acc": sevens > 0, "length": len(solution_str), "pred": solution_str}
 """
 
 # Together these log everything that a CPU run can.
@@ -40,7 +41,12 @@ RUNS = {
         "algorithm__rollout_correction__rollout_rs_threshold": 2.0,
         "actor_rollout_ref__actor__use_kl_loss": True,
     },
-    "dapo": {"algorithm__filter_groups__enable": True, "data__val_files": "null"},
+    "dapo": {
+        "algorithm__filter_groups__enable": True,
+        "actor_rollout_ref__rollout__val_kwargs__n": 4,
+        "actor_rollout_ref__rollout__val_kwargs__do_sample": True,
+        "actor_rollout_ref__rollout__val_kwargs__temperature": 1.0,
+    },
     "remax": {
         "algorithm__adv_estimator": "remax",
         "actor_rollout_ref__actor__policy_loss__loss_mode": "clip_cov",

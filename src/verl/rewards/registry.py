@@ -25,12 +25,14 @@ class Scorer:
     quick: it takes microseconds and cannot hang, so it runs in the trainer's process. Others run in worker processes.
     timeout: seconds a sample, where that is below `reward.timeout`.
     imports: modules that a worker imports as it starts, so that their loading does not count as a sample's time.
+    answer: reads the answer out of a response, for votes among samples; the function may also report it as `pred`.
     """
 
     function: ScoreFunction
     quick: bool = False
     timeout: float = float("inf")
     imports: tuple[str, ...] = ()
+    answer: Callable[[str], str | None] | None = None
 
 
 _SCORERS: dict[str, Scorer] = {}
@@ -38,7 +40,11 @@ _MANAGERS: dict[str, Callable[[RewardConfig], Shaper]] = {}
 
 
 def register_scorer(
-    *data_sources: str, quick: bool = False, timeout: float = float("inf"), imports: tuple[str, ...] = ()
+    *data_sources: str,
+    quick: bool = False,
+    timeout: float = float("inf"),
+    imports: tuple[str, ...] = (),
+    answer: Callable[[str], str | None] | None = None,
 ) -> Callable[[ScoreFunction], ScoreFunction]:
     """Decorator: use this function for these data_sources. Names are case-insensitive and may hold `*` and `?`.
 
@@ -48,7 +54,7 @@ def register_scorer(
 
     def decorate(function: ScoreFunction) -> ScoreFunction:
         for name in data_sources:
-            _SCORERS[name.lower()] = Scorer(function, quick, timeout, imports)
+            _SCORERS[name.lower()] = Scorer(function, quick, timeout, imports, answer)
         return function
 
     return decorate

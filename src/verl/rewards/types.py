@@ -25,11 +25,15 @@ class RewardInput:
 
 
 class Outcome(NamedTuple):
-    """Of one sample: a score with further metrics, or (score None) why there is none."""
+    """Of one sample: a score with further metrics, or (score None) why there is none.
+
+    answer: the text that the reward function took for the answer (`pred` in its dict), for votes among samples.
+    """
 
     score: float | None
     metrics: dict[str, float]
     error: str = ""
+    answer: str | None = None
 
 
 @dataclass
@@ -39,12 +43,14 @@ class RewardResult:
     scores: B floats, in the order of the samples; a failed sample has `reward.failure_score`.
     metrics: name -> B values; None where that sample's function did not report it.
     failed: indices of the samples that failed. failure_messages: the first few, with the user's traceback.
+    answers: what each sample was taken to answer, None where that is not known.
     """
 
     scores: list[float]
     metrics: dict[str, list[float | None]] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
     failure_messages: list[str] = field(default_factory=list)
+    answers: list[str | None] = field(default_factory=list)
 
     @property
     def failures(self) -> int:

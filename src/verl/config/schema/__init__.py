@@ -26,6 +26,7 @@ from verl.config.schema.reward import (
 )
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig, WeightSyncConfig
 from verl.config.schema.root import ActorRolloutRefConfig, PPOConfig
+from verl.config.schema.tools import EvalConfig, GenerationConfig
 from verl.config.schema.trainer import TrainerConfig
 
 __all__ = [
@@ -37,8 +38,10 @@ __all__ = [
     "CriticModelConfig",
     "CustomRewardConfig",
     "DataConfig",
+    "EvalConfig",
     "FSDPConfig",
     "FilterGroupsConfig",
+    "GenerationConfig",
     "KLControlConfig",
     "ModelConfig",
     "OptimConfig",

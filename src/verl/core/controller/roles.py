@@ -44,16 +44,14 @@ class Roles:
         self.rollout.close()
 
 
-def choose_device(wanted: str | None) -> torch.device:
+def choose_device(wanted: str | None, key: str = "trainer.device") -> torch.device:
     """`wanted`, or cuda where there is one.
 
     Raises:
         ConfigError: cuda is asked for and there is none.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "trainer.device=cuda: this machine has no usable GPU. Leave trainer.device out to run on the CPU."
-        )
+        raise ConfigError(f"{key}=cuda: this machine has no usable GPU. Leave {key} out to run on the CPU.")
     return torch.device("cuda", 0) if wanted != "cpu" and torch.cuda.is_available() else torch.device("cpu")
 
 
