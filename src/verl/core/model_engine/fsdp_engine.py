@@ -20,7 +20,7 @@ from verl.core.model_engine.metrics import Metric, merge_into, reduce
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, move_state
 from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens, split_sharing_prompts
-from verl.core.model_engine.parallel import compile_layers, make_mesh, shard
+from verl.core.model_engine.parallel import compile_layers, make_mesh, reshard, shard
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import CheckpointError
 
@@ -96,7 +96,7 @@ class FSDPEngine:
         groups = self._micro_batches(batch, self.infer_limit)
         with self._resident():
             parts = [forward(self._pack(batch.select(g))) for g in groups]
-            self.model.reshard()
+            reshard(self.model)
         values = torch.cat(parts).cpu()
         order = torch.cat(groups)
         if torch.equal(order, torch.arange(len(batch))):
@@ -161,7 +161,7 @@ class FSDPEngine:
                 optimizer.step()
             self.updates += 1
             optimizer.zero_grad(set_to_none=True)
-            self.model.reshard()
+            reshard(self.model)
         numbers = reduce(totals, self.device)
         if (peak := peak_flops(self.device)) is not None:
             if self.device.type == "cuda":
@@ -199,7 +199,7 @@ class FSDPEngine:
 
     def _offload_parameters(self) -> None:
         if self.fsdp.param_offload and self.device.type == "cuda":
-            self.model.reshard()
+            reshard(self.model)
             self.model.to("cpu")
 
     @contextlib.contextmanager
