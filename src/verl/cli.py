@@ -15,6 +15,7 @@ USAGE = """usage: verl COMMAND ...
 
   verl train key=value ...     train (the same as python3 -m verl.trainer.main_ppo)
   verl plan key=value ...      print the batch plan of such a run, without training
+  verl sft key=value ...       fine-tune on conversations (python3 -m verl.trainer.sft_trainer)
   verl generate key=value ...  responses to a file of prompts (python3 -m verl.trainer.main_generation)
   verl eval key=value ...      score a file of responses (python3 -m verl.trainer.main_eval)
   verl merge ...               write a checkpoint as a Hugging Face folder (python3 -m verl.model_merger merge)
@@ -22,7 +23,7 @@ USAGE = """usage: verl COMMAND ...
   verl --version               print the version
 """
 
-MODULES = {"train": "main_ppo", "generate": "main_generation", "eval": "main_eval"}
+MODULES = {"train": "main_ppo", "sft": "sft_trainer", "generate": "main_generation", "eval": "main_eval"}
 COMMANDS = (*MODULES, "plan", "merge", "help")
 
 

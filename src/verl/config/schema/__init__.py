@@ -26,6 +26,7 @@ from verl.config.schema.reward import (
 )
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig, WeightSyncConfig
 from verl.config.schema.root import ActorRolloutRefConfig, PPOConfig
+from verl.config.schema.sft import SFTConfig, SFTDataConfig
 from verl.config.schema.tools import EvalConfig, GenerationConfig
 from verl.config.schema.trainer import TrainerConfig
 
@@ -55,6 +56,8 @@ __all__ = [
     "RewardManagerConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
+    "SFTConfig",
+    "SFTDataConfig",
     "TrainerConfig",
     "ValSamplingConfig",
     "WeightSyncConfig",

@@ -103,11 +103,11 @@ def build_roles(
     ref = _build_ref(config, device, model_path) if with_reference else None
     critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
     native = section.rollout.name == "native" and reason is None
-    same = native and getattr(rollout, "dtype", None) == _compute_dtype(section.actor.fsdp_config, device)
+    same = native and getattr(rollout, "dtype", None) == compute_dtype(section.actor.fsdp_config, device)
     return Roles(actor, rollout, ref, critic, same, notices)
 
 
-def _compute_dtype(fsdp: FSDPConfig, device: torch.device) -> torch.dtype:
+def compute_dtype(fsdp: FSDPConfig, device: torch.device) -> torch.dtype:
     """What the model computes in: as set, else bf16 on a GPU and the weights' precision on a CPU."""
     return DTYPES[fsdp.dtype or ("bf16" if device.type == "cuda" else fsdp.model_dtype)]
 
@@ -126,7 +126,7 @@ def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model
     engine = FSDPEngine(
         PolicyModel(hf, compiled=actor.use_torch_compile),
         device=device,
-        dtype=_compute_dtype(actor.fsdp_config, device),
+        dtype=compute_dtype(actor.fsdp_config, device),
         fsdp=actor.fsdp_config,
         train_limit=_limit(actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu, actor.use_dynamic_bsz),
         infer_limit=_limit(
@@ -147,7 +147,7 @@ def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model
 def _build_ref(config: PPOConfig, device: torch.device, model_path: str) -> FSDPEngine:
     """The frozen policy, kept in the precision that the actor computes in: its log-probs equal the actor's first ones."""
     section, ref = config.actor_rollout_ref, config.actor_rollout_ref.ref
-    dtype = _compute_dtype(section.actor.fsdp_config, device)
+    dtype = compute_dtype(section.actor.fsdp_config, device)
     hf_config = load_config(
         model_path, trust_remote_code=section.model.trust_remote_code, override=section.model.override_config
     )
@@ -180,7 +180,7 @@ def _build_critic(config: PPOConfig, plan: BatchPlan, device: torch.device, toke
     return FSDPEngine(
         ValueModel(hf),
         device=device,
-        dtype=_compute_dtype(critic.fsdp_config, device),
+        dtype=compute_dtype(critic.fsdp_config, device),
         fsdp=critic.fsdp_config,
         train_limit=limit,
         infer_limit=limit,
