@@ -71,7 +71,7 @@ def test_the_answer_and_its_end_token_are_trained(load):
         *tokenizer("15")["input_ids"],
         tokenizer.eos_token_id,
     ]
-    assert [r.tolist() for r in batch["prompt_ids"].rows()][0] == tokenizer("7-7=")["input_ids"]
+    assert batch["prompt_ids"].rows()[0].tolist() == tokenizer("7-7=")["input_ids"]
     assert data.notices == []
 
 
