@@ -27,6 +27,10 @@ RENAMED: dict[str, str] = {
     "critic.fsdp_config.mixed_precision.param_dtype": "critic.fsdp_config.dtype",
     "critic.model.fsdp_config.mixed_precision.param_dtype": "critic.fsdp_config.dtype",
     "critic.model.fsdp_config.*": "critic.fsdp_config.*",
+    f"{_MODEL}.lora.rank": f"{_MODEL}.lora_rank",
+    f"{_MODEL}.lora.alpha": f"{_MODEL}.lora_alpha",
+    f"{_MODEL}.lora.target_modules": f"{_MODEL}.target_modules",
+    f"{_MODEL}.lora.exclude_modules": f"{_MODEL}.exclude_modules",
     f"{_ROLLOUT}.prompt_length": "data.max_prompt_length",
     f"{_ROLLOUT}.response_length": "data.max_response_length",
     f"{_ROLLOUT}.update_weights_bucket_megabytes": f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
@@ -87,7 +91,7 @@ class Retired:
 
 _ALWAYS = "this version does what the value says, and nothing else"
 _ENGINE = "the rollout engine decides this itself in this version"
-_LORA = "LoRA is not in this version; leave the key out to train all parameters"
+_LORA = "LoRA trains the policy's model alone (actor_rollout_ref.model.lora_rank); leave the key out"
 _SEQUENCE = "long sequences are not split over devices in this version; leave it at 1"
 _MEGATRON = "Megatron is not in this version; train with actor_rollout_ref.actor.strategy=fsdp"
 _TURNS = "multi-turn rollouts and tools are not in this version; leave the key out"
@@ -145,11 +149,16 @@ RETIRED: tuple[Retired, ...] = (
     Retired("*.use_shm", "files are read where they lie"),
     Retired("*.lora_rank", _ALWAYS, (0,), _LORA),
     Retired("*.lora.rank", _ALWAYS, (0,), _LORA),
-    Retired("*.lora_adapter_path", _ALWAYS, (), _LORA),
-    Retired("*.lora_alpha", "only read with LoRA, which is off"),
-    Retired("*.target_modules", "only read with LoRA, which is off"),
-    Retired("*.exclude_modules", "only read with LoRA, which is off"),
-    Retired("*.lora.*", "only read with LoRA, which is off"),
+    Retired(
+        "*.lora_adapter_path",
+        _ALWAYS,
+        (),
+        "adapters start anew; merge the adapter into the model that training starts from",
+    ),
+    Retired("critic.model.lora_alpha", "only read with LoRA, which the critic has not"),
+    Retired("critic.model.target_modules", "only read with LoRA, which the critic has not"),
+    Retired("critic.model.exclude_modules", "only read with LoRA, which the critic has not"),
+    Retired("*.lora.*", "adapters are merged into the weights on their way to the rollout"),
     Retired(
         "*.enable_activation_offload", _ALWAYS, (False,), "use enable_gradient_checkpointing and fsdp_config.*_offload"
     ),

@@ -20,6 +20,7 @@ from verl.core.controller.roles import choose_device, compute_dtype
 from verl.core.model_engine.api import MicroBatching, TokenOutputs
 from verl.core.model_engine.fsdp_engine import FSDPEngine
 from verl.core.model_engine.loading import DTYPES, load_config, load_policy, load_tokenizer, resolve_model_path
+from verl.core.model_engine.lora import add_adapters
 from verl.core.model_engine.metrics import Metric
 from verl.core.model_engine.models import PolicyModel
 from verl.core.model_engine.parallel import ensure_process_group
@@ -126,6 +127,8 @@ def build_engine(
     )
     dtype = DTYPES[config.engine.model_dtype]
     hf = load_policy(model_path, hf_config, dtype, trust_remote_code=model.trust_remote_code, key="model.path")
+    if model.lora_rank > 0:
+        add_adapters(hf, model, model_path, key="model")
     limit = MicroBatching(data.max_token_len_per_gpu, data.micro_batch_size_per_gpu)
     return FSDPEngine(
         PolicyModel(hf, compiled=True),

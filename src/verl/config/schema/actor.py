@@ -25,6 +25,12 @@ class ModelConfig:
         "would take more than a quarter of the device's memory",
     )
     override_config: dict[str, Any] = opt({}, "values that replace those of the model's config.json")
+    lora_rank: int = opt(
+        0, "train adapters of this rank (LoRA) and leave the model as it is; 0: train the model", min=0
+    )
+    lora_alpha: float = opt(16, "LoRA: the adapters count lora_alpha / lora_rank", above=0)
+    target_modules: Any = opt("all-linear", "LoRA: layers that get one: all-linear, or a list such as [q_proj,v_proj]")
+    exclude_modules: Any = opt(None, "LoRA: layers that get none, a name or a list")
 
 
 @dataclass

@@ -13,6 +13,7 @@ from verl.config.schema import FSDPConfig, PPOConfig
 from verl.core.model_engine.api import MicroBatching, ModelEngine
 from verl.core.model_engine.fsdp_engine import FSDPEngine
 from verl.core.model_engine.loading import DTYPES, load_config, load_policy, load_value_model, resolve_model_path
+from verl.core.model_engine.lora import BaseReference, add_adapters
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.parallel import ensure_process_group
 from verl.core.rollout_engine.api import RolloutEngine
@@ -100,10 +101,12 @@ def build_roles(
         pad_token_id=tokenizer.pad_token_id,
     )
     notices += [reason] if reason else []
-    ref = _build_ref(config, device, model_path) if with_reference else None
+    lora = section.model.lora_rank > 0
+    ref = (BaseReference(actor) if lora else _build_ref(config, device, model_path)) if with_reference else None
     critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
     native = section.rollout.name == "native" and reason is None
-    same = native and getattr(rollout, "dtype", None) == compute_dtype(section.actor.fsdp_config, device)
+    # Merged weights are rounded once, adapters apart from them are not.
+    same = native and not lora and getattr(rollout, "dtype", None) == compute_dtype(section.actor.fsdp_config, device)
     return Roles(actor, rollout, ref, critic, same, notices)
 
 
@@ -123,6 +126,8 @@ def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model
     hf = load_policy(
         model_path, hf_config, DTYPES[actor.fsdp_config.model_dtype], trust_remote_code=model.trust_remote_code
     )
+    if model.lora_rank > 0:
+        add_adapters(hf, model, model_path)
     engine = FSDPEngine(
         PolicyModel(hf, compiled=actor.use_torch_compile),
         device=device,
