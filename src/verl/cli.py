@@ -7,19 +7,24 @@ import sys
 from pathlib import Path
 
 from verl.config.command import handle_flags, run_main
+from verl.config.schema import PPOConfig
 from verl.config.suggest import did_you_mean, nearest_words
 from verl.errors import ConfigError, DataError
 
 USAGE = """usage: verl COMMAND ...
 
-  verl train key=value ...   train (the same as python3 -m verl.trainer.main_ppo)
-  verl plan  key=value ...   print the batch plan of such a run, without training
-  verl merge ...             write a checkpoint as a Hugging Face folder (python3 -m verl.model_merger merge)
-  verl help [WORD]           all options, or those with WORD in their name or help
-  verl --version             print the version
+  verl train key=value ...     train (the same as python3 -m verl.trainer.main_ppo)
+  verl plan key=value ...      print the batch plan of such a run, without training
+  verl sft key=value ...       fine-tune on conversations (python3 -m verl.trainer.sft_trainer)
+  verl generate key=value ...  responses to a file of prompts (python3 -m verl.trainer.main_generation)
+  verl eval key=value ...      score a file of responses (python3 -m verl.trainer.main_eval)
+  verl merge ...               write a checkpoint as a Hugging Face folder (python3 -m verl.model_merger merge)
+  verl help [WORD]             all options, or those with WORD in their name or help
+  verl --version               print the version
 """
 
-COMMANDS = ("train", "plan", "merge", "help")
+MODULES = {"train": "main_ppo", "sft": "sft_trainer", "generate": "main_generation", "eval": "main_eval"}
+COMMANDS = (*MODULES, "plan", "merge", "help")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,8 +39,8 @@ def _dispatch(argv: list[str]) -> int | None:
         return 0
     if command == "--version":
         handle_flags([command])
-    if command == "train":
-        return importlib.import_module("verl.trainer.main_ppo").main(rest)
+    if command in MODULES:
+        return importlib.import_module(f"verl.trainer.{MODULES[command]}").main(rest)
     if command == "merge":
         return importlib.import_module("verl.model_merger.__main__").main(["merge", *rest])
     if command == "plan":
@@ -62,11 +67,18 @@ def plan(argv: list[str]) -> int:
         notices.append(
             "counted before data.filter_overlong_prompts, which needs the tokenizer; the run may have fewer."
         )
-    batch_plan = BatchPlan.make(config, rows, num_devices(config.trainer))
+    batch_plan = BatchPlan.make(config, rows, num_devices(config.trainer), with_critic=_with_critic(config))
     print(batch_plan.table())
     for notice in [*notices, *batch_plan.notices]:
         print_notice(notice)
     return 0
+
+
+def _with_critic(config: PPOConfig) -> bool | None:
+    """Whether the estimator needs a critic, where only the user's own files can tell."""
+    if not config.trainer.plugins:
+        return None
+    return importlib.import_module("verl.trainer.algorithm").choose_algorithm(config)[0].needs.critic
 
 
 def count_rows(file: Path) -> int:

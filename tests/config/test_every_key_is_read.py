@@ -11,12 +11,14 @@ from source_types import Read, read_sources, schema_classes
 
 import verl
 from verl.config.keys import schema_keys
-from verl.config.schema import PPOConfig
+from verl.config.schema import EvalConfig, GenerationConfig, PPOConfig, SFTConfig
 
 # Options that are right although no code outside verl.config reads them, each with its reason.
 EXCEPTIONS: dict[str, str] = {
     "ActorConfig.strategy": "its two values mean the same engine; the schema rejects all others",
 }
+
+SCHEMAS = (PPOConfig, SFTConfig, EvalConfig, GenerationConfig)
 
 # What these modules of verl.config compute is read in place of the options that it is made from.
 DERIVED = ("verl.config.derived", "verl.config.batch_plan")
@@ -49,13 +51,13 @@ def followed_by_defaults(schema: type) -> set[tuple[str, str]]:
 
 def readers(root: Path) -> dict[str, set[str]]:
     """{"Class.field": modules that read it} for the whole schema."""
-    classes = schema_classes(PPOConfig)
+    classes = list(dict.fromkeys(cls for schema in SCHEMAS for cls in schema_classes(schema)))
     program = Program(classes)
     program.analyse(read_sources(root, "verl"))
     found: dict[str, set[str]] = {f"{cls.__name__}.{f.name}": set() for cls in classes for f in fields(cls)}
     for read in effective_reads(program):
         found[f"{read.owner}.{read.field}"].add(read.module)
-    for owner, name in followed_by_defaults(PPOConfig):
+    for owner, name in {pair for schema in SCHEMAS for pair in followed_by_defaults(schema)}:
         found[f"{owner}.{name}"].add("verl.config.schema (a default)")
     return found
 

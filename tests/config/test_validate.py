@@ -66,7 +66,7 @@ def test_errors(make, words, parts):
         ([f"{R}.n=1"], "every advantage is 0"),
         (["trainer.critic_warmup=3"], "has no critic"),
         ([f"{A}.clip_ratio=0.3", f"{A}.clip_ratio_low=0.1", f"{A}.clip_ratio_high=0.1"], "clip_ratio=0.3 has no effect"),
-        ([f"{A}.loss_scale_factor=8"], "loss_scale_factor has no effect"),
+        ([f"{A}.loss_scale_factor=8"], "loss_scale_factor has an effect with loss_agg_mode=seq-mean-token-sum-norm alone"),
         ([f"{A}.use_dynamic_bsz=True", f"{A}.ppo_micro_batch_size_per_gpu=4"], "ppo_micro_batch_size_per_gpu: no effect"),
         ([f"{A}.optim.lr_warmup_steps=3", f"{A}.optim.lr_warmup_steps_ratio=0.1"], "lr_warmup_steps_ratio=0.1"),
         ([f"{A}.optim.min_lr_ratio=0.1"], "min_lr_ratio=0.1 has no effect"),

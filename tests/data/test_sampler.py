@@ -38,7 +38,7 @@ def test_the_order_does_not_change_between_versions():
 
 
 def test_fewer_prompts_than_a_batch():
-    with pytest.raises(DataError, match=r"has 7 prompts, fewer than data.train_batch_size=8"):
+    with pytest.raises(DataError, match=r"has 7 prompts, fewer than the 8 of one batch"):
         PromptSampler(7, 8)
 
 

@@ -57,9 +57,7 @@ def test_entry_has_its_papers_and_settings_that_compose(key, entry):
     validate(config)
     known = options()
     given = {setting.partition("=")[0]: setting.partition("=")[2] for setting in entry.settings}
-    assert {s.partition("=")[0] for s in settings} == given.keys() & known.keys()
-    # What the paper sets and no key takes is still told, as an option of the entry's own.
-    assert {name.rpartition(".")[2] for name in given.keys() - known.keys()} <= entry.extra.keys()
+    assert {s.partition("=")[0] for s in settings} == given.keys() <= known.keys()
     assert all(f"`{name}`" in text for name in entry.extra)
 
 
@@ -85,6 +83,14 @@ def test_option_words_cover_the_registry():
     assert all(key is None or key in options() for key in OPTION_KEYS.values())
     needs = {name for _, entry in ENTRIES for name, value in vars(entry.needs).items() if value is True}
     assert needs <= NEED_WORDS.keys()
+
+
+def test_settings_of_dapo_compose():
+    text = PAGE.read_text().partition("## DAPO")[2]
+    config = compose([*settings_of(text), "data.train_batch_size=512", "data.max_response_length=20480"])
+    validate(config)
+    assert config.algorithm.filter_groups.enable
+    assert config.reward.reward_kwargs.overlong_buffer_cfg.len == 4096
 
 
 def test_last_section_names_every_mode_and_kl_estimator():

@@ -7,27 +7,32 @@ import itertools
 import re
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.e2e.runs import overrides, train
 
 from verl.algorithms.inputs import PolicyLossInputs, PolicyLossOptions
 from verl.algorithms.registry import get_policy_loss
+from verl.config.command import run_main
 from verl.tracking.files import METRICS, read_lines
+from verl.trainer import sft_trainer
 from verl.trainer.algorithm_index import builtin_policy_losses
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 SOURCES = [*(ROOT / "src/verl/trainer").rglob("*.py"), ROOT / "src/verl/algorithms/correction.py"]
-PREFIXES = "actor|critic|perf|timing|timing_per_token_ms|training|val|response|response_length|prompt_length|reward|rollout_corr"
+PREFIXES = "train|actor|critic|perf|timing|timing_per_token_ms|training|val|response|response_length|prompt_length|reward|rollout_corr"
 ON_GPUS_ALONE = {
-    *("perf/mfu/actor", "perf/mfu/critic"),
+    *("perf/mfu", "perf/mfu/actor", "perf/mfu/critic"),
     *("perf/peak_memory_gb/gen", "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb"),
 }
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info):
-    return {"score": solution_str.count("7"), "length": len(solution_str)}
+    sevens = solution_str.count("7")
+    return {"score": sevens, "acc": sevens > 0, "length": len(solution_str), "pred": solution_str}
 """
 
 # Together these log everything that a CPU run can.
@@ -36,8 +41,15 @@ RUNS = {
         "algorithm__adv_estimator": "gae",
         "algorithm__kl_ctrl__kl_coef": 0.01,
         "algorithm__rollout_correction__rollout_is": "token",
-        "algorithm__rollout_correction__bypass_mode": False,
+        "algorithm__rollout_correction__rollout_rs": "token_k1",
+        "algorithm__rollout_correction__rollout_rs_threshold": 2.0,
         "actor_rollout_ref__actor__use_kl_loss": True,
+    },
+    "dapo": {
+        "algorithm__filter_groups__enable": True,
+        "actor_rollout_ref__rollout__val_kwargs__n": 4,
+        "actor_rollout_ref__rollout__val_kwargs__do_sample": True,
+        "actor_rollout_ref__rollout__val_kwargs__temperature": 1.0,
     },
     "remax": {
         "algorithm__adv_estimator": "remax",
@@ -75,7 +87,17 @@ def logged(tiny_model, tiny_data, tmp_path_factory) -> set[str]:
         words = overrides(tiny_model, tiny_data, out, **changes, custom_reward_function__path=folder / "reward.py")
         assert train(words) == 0
         names |= {name for line in read_lines(out / METRICS) for name in line if name != "step"}
-    return names
+    return names | fine_tuning(tiny_model, folder)
+
+
+def fine_tuning(model: Path, folder: Path) -> set[str]:
+    """Names that supervised fine-tuning logs."""
+    messages = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    pq.write_table(pa.Table.from_pylist([{"messages": messages}] * 2), folder / "sft.parquet")
+    words = [f"data.{split}_files={folder / 'sft.parquet'}" for split in ("train", "val")]
+    words += ["data.train_batch_size=2", f"model.path={model}", f"trainer.default_local_dir={folder / 'sft'}"]
+    assert run_main(sft_trainer.main, words) == 0
+    return {name for line in read_lines(folder / "sft" / METRICS) for name in line if name != "step"}
 
 
 def written_in_the_source() -> set[str]:

@@ -42,62 +42,6 @@ def test_ppo_with_a_critic_learns(tiny_model, tiny_data, tmp_path):
     assert (tmp_path / "run" / "global_step_25" / "critic" / "model").is_dir()
 
 
-ESTIMATORS = [
-    "rloo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "grpo_passk",
-    "opo",
-    "gpg",
-    "optimal_token_baseline",
-]
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_every_estimator_without_a_critic_trains(estimator, tiny_model, tiny_data, tmp_path, monkeypatch):
-    changes = {
-        "algorithm__adv_estimator": estimator,
-        "algorithm__norm_adv_by_std_in_grpo": estimator != "grpo_passk",
-        "data__val_files": "null",
-        "actor_rollout_ref__model__enable_gradient_checkpointing": False,
-        **LR,
-        **sevens_reward(tmp_path),
-    }
-    assert train(overrides(tiny_model, tiny_data, tmp_path / "run", **changes)) == 0
-    lines = metrics(tmp_path / "run")
-    assert [line["step"] for line in lines] == [1, 2]
-    assert all(line["actor/grad_norm"] > 0 and line["actor/skipped_updates"] == 0 for line in lines)
-
-
-def test_an_estimator_of_several_rewards_trains(tiny_model, tiny_data, tmp_path):
-    path = tmp_path / "parts.py"
-    path.write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    sevens, short = solution_str.count('7'), float(len(solution_str) < 4)\n"
-        "    return {'score': sevens + short, 'sevens': sevens, 'short': short}\n"
-    )
-    changes = {"algorithm__adv_estimator": "gdpo", "custom_reward_function__path": path, **LR}
-    assert train(overrides(tiny_model, tiny_data, tmp_path / "run", **changes)) == 0
-    lines = metrics(tmp_path / "run")
-    assert all(line["actor/grad_norm"] > 0 and "reward/sevens" in line for line in lines[1:])
-    assert "val-aux/tiny/arithmetic/short/mean@1" in lines[0]
-
-
-@pytest.mark.parametrize("loss_mode", ["gspo", "cispo", "clip_cov", "kl_cov"])
-def test_losses_with_needs_of_their_own_train(loss_mode, tiny_model, tiny_data, tmp_path):
-    changes = {
-        "actor_rollout_ref__actor__policy_loss__loss_mode": loss_mode,
-        "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean" if loss_mode == "gspo" else "token-mean",
-        "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 3,
-        "data__val_files": "null",
-        **LR,
-        **sevens_reward(tmp_path),
-    }
-    assert train(overrides(tiny_model, tiny_data, tmp_path / "run", **changes)) == 0
-    assert all(line["actor/grad_norm"] > 0 for line in metrics(tmp_path / "run"))
-
-
 def test_transformers_generates_too(tiny_model, tiny_data, tmp_path):
     engines = {}
     for name in ("native", "hf"):

@@ -28,13 +28,13 @@ SAMPLE = RewardInput("lab/sums", "the solution text", "the truth")
 )
 def test_numbers_of_every_kind(value, score):
     outcome = read_outcome(value, SAMPLE)
-    assert outcome == (score, {}, "")
+    assert outcome == (score, {}, "", None)
     assert type(outcome.score) is float
 
 
 def test_dict_gives_score_and_numeric_metrics():
     value = {"score": np.float64(1), "acc": True, "steps": 3, "pred": "42", "none": None, "nan": math.nan}
-    assert read_outcome(value, SAMPLE) == (1.0, {"acc": 1.0, "steps": 3.0}, "")
+    assert read_outcome(value, SAMPLE) == (1.0, {"acc": 1.0, "steps": 3.0}, "", "42")
 
 
 @pytest.mark.parametrize(

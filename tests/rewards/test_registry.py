@@ -69,5 +69,5 @@ def test_a_custom_function_scores_every_data_source():
 
 
 def test_unknown_reward_manager_names_the_known():
-    with pytest.raises(RewardError, match=r"naiv is unknown. Did you mean 'naive'\? Known: naive"):
+    with pytest.raises(RewardError, match=r"naiv is unknown. Did you mean 'naive'\? Known: dapo, naive"):
         make_shaper(RewardConfig(reward_manager=RewardManagerConfig(name="naiv")))

@@ -15,6 +15,8 @@ from verl.data.batch import Ragged, SampleBatch
 from verl.rewards.types import RewardResult
 
 EOS = 1000
+STEP = 3
+"""Steps that a stand-in run has done, and the policy version of its samples."""
 
 
 class FakeTokenizer:
@@ -119,6 +121,7 @@ def batch_of(mask: list[list[int]], uids: str = "", **columns) -> SampleBatch:
         "prompt_ids": Ragged.from_rows([[5, 6]] * len(mask)),
         "response_ids": Ragged.from_rows([list(range(1, 1 + len(m))) for m in mask]),
         "response_mask": rows,
+        "policy_version": torch.full((len(mask),), STEP),
     }
     for name, values in columns.items():
         nested = isinstance(values[0], (list, torch.Tensor))

@@ -25,6 +25,7 @@ def fake_run(folder, *, step=0, critic=None, coef=None):
         estimator=SimpleNamespace(name="gae"),
         tracker=FakeTracker(),
         step=step,
+        surplus=None,
     )
 
 

@@ -5,11 +5,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.trainer.fakes import EOS, FakeEngine, FakeRewards, FakeRollout, FakeTokenizer, FakeTracker, batch_of, config
+from tests.trainer.fakes import (
+    EOS,
+    STEP,
+    FakeEngine,
+    FakeRewards,
+    FakeRollout,
+    FakeTokenizer,
+    FakeTracker,
+    batch_of,
+    config,
+)
 
 from verl.algorithms.inputs import PolicyLossOptions
 from verl.algorithms.kl import AdaptiveKLController, FixedKLController
-from verl.algorithms.registry import get_advantage, get_policy_loss
+from verl.algorithms.registry import AdvantageEstimator, Needs, get_advantage, get_policy_loss
 from verl.config.batch_plan import BatchPlan
 from verl.core.rollout_engine.api import SamplingParams
 from verl.data.batch import Ragged, SampleBatch
@@ -35,7 +45,7 @@ def fake_run(*overrides, **fields):
         "roles": SimpleNamespace(
             actor=FakeEngine(), ref=None, critic=None, rollout=FakeRollout(version=3), same_numerics=False
         ),
-        "step": 3,
+        "step": STEP,
     }
     return SimpleNamespace(**{**defaults, **fields})
 
@@ -92,7 +102,7 @@ def test_rewards_get_the_text_without_special_tokens_and_the_rows_truth():
     batch = stages.generate(run, prompts([5]), SamplingParams(max_tokens=8, n=2), first_stream=20)
     log = StepLog()
     scored = stages.collect_rewards(run, batch, stages.submit_rewards(run, batch), log)
-    assert run.rewards.seen[1] == RewardInput("sums", "30", "0", {"index": 0})
+    assert run.rewards.seen[1] == RewardInput("sums", "30", "0", {"index": 0}, response_length=2)
     assert scored["score"].tolist() == [0.0, 1.0]
     assert log.metrics == {"reward/failures": 0}
 
@@ -267,12 +277,31 @@ def test_a_reward_of_several_parts_reaches_the_estimator():
     )
     seen = {}
 
-    def estimator(inputs, options):
+    def estimate(inputs, options):
         seen.update(inputs.reward_components)
         return inputs.token_rewards, inputs.token_rewards
 
+    estimator = AdvantageEstimator("mine", estimate, Needs(reward_components=True))
     stages.add_advantages(fake_run(estimator=estimator), batch, StepLog())
     assert {name: column.tolist() for name, column in seen.items()} == {"a": [1.0, 0.0], "b": [0.0, 1.0]}
+
+
+def test_a_reward_without_the_parts_that_are_wanted_is_told():
+    batch = batch_of([[1], [1]], uids="aa", score=[1.0, 0.0], **{"reward/a": [1.0, 0.0]})
+    run = fake_run("algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[a,b]")
+    with pytest.raises(RewardError, match=r"gdpo_reward_keys: .* did not return b for every sample. It returned a"):
+        stages.add_advantages(run, batch, StepLog())
+
+
+def test_weights_of_gdpo_reach_it_by_name():
+    columns = {"reward/a": [1.0, 0.0], "reward/b": [0.0, 1.0], "reward/c": [0.0, 1.0]}
+    batch = batch_of([[1], [1]], uids="aa", score=[1.0, 0.0], **columns)
+    words = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[b,a]"]
+    # With weights 1 and 1 the two rewards cancel; the better of b wins as soon as b weighs more.
+    for weights, expected in (("null", [0.0, 0.0]), ("[2,1]", [-(0.5**0.5), 0.5**0.5])):
+        run = fake_run(*words, f"algorithm.gdpo_reward_weights={weights}")
+        out = stages.add_advantages(run, batch, StepLog())["advantages"].values.tolist()
+        assert out == pytest.approx(expected, abs=1e-4)
 
 
 # --- updates ------------------------------------------------------------------------------------------------------------

@@ -69,6 +69,10 @@ def test_mean_score_by_data_source(size):
         "val-core/sums/reward/mean@2": 0.75,
         "val/test_score/words": 0.375,
         "val-core/words/reward/mean@2": 0.375,
+        "val-core/sums/reward/best@2/mean": 1.0,
+        "val-aux/sums/reward/worst@2/mean": 0.5,
+        "val-core/words/reward/best@2/mean": 0.5,
+        "val-aux/words/reward/worst@2/mean": 0.25,
         "val/response_length/mean": 2.0,
         "val/reward_failures": 0,
     }
@@ -88,6 +92,27 @@ def test_further_numbers_of_the_reward_have_names_of_their_own():
     assert values["val-aux/words/format/mean@1"] == 0.0
     assert values["val/reward_failures"] == 1
     assert run.tracker.notices == ["1 of 3 rewards failed and count as reward.failure_score=0. The first: oh no"]
+
+
+def test_accuracy_is_a_core_number_and_votes_count_where_answers_are_known():
+    acc = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    rewards = FakeRewards(dict.fromkeys(["0", "10", "1", "11", "2", "12"], 0.5), metrics={"acc": acc})
+    answers = ["7", "8", "7", "7", None, None]
+    submit = rewards.submit
+
+    def with_answers(samples):
+        result = submit(samples).result()
+        result.answers = answers
+        return SimpleNamespace(result=lambda: result)
+
+    rewards.submit = with_answers
+    key = "actor_rollout_ref.rollout.val_kwargs"
+    values = validation.validate(fake_run(rewards, f"{key}.do_sample=True", f"{key}.temperature=1", f"{key}.n=2"))
+    assert values["val-core/sums/acc/mean@2"] == 0.75
+    assert values["val-core/sums/acc/best@2/mean"] == 1.0
+    assert values["val-core/sums/acc/maj@2/mean"] == 0.75  # a tie counts half
+    assert "val-core/words/acc/best@2/mean" in values
+    assert "val-core/words/acc/maj@2/mean" not in values  # nobody's answer is known
 
 
 def test_samples_shown_are_spread_over_the_set():

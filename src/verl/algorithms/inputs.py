@@ -18,7 +18,8 @@ class AdvantageInputs:
     mask: bool [N], True where the policy chose the token. lengths: int64 [B]. groups: int64 [B], equal for samples of
     one prompt; the numbers themselves mean nothing.
     values: [N], of the critic. baseline_scores: [B], score of the greedy response to the sample's prompt.
-    old_log_probs, rollout_log_probs: [N], of the trainer's policy before the update, and of the rollout engine.
+    old_log_probs, ref_log_probs, rollout_log_probs: [N], of the trainer's policy before the update, of the frozen
+    reference, and of the rollout engine.
     sum_pi_squared: [N], sum over the vocabulary of squared probabilities. reward_components: name -> [B].
     """
 
@@ -29,6 +30,7 @@ class AdvantageInputs:
     values: Tensor | None = None
     baseline_scores: Tensor | None = None
     old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
     rollout_log_probs: Tensor | None = None
     sum_pi_squared: Tensor | None = None
     reward_components: Mapping[str, Tensor] | None = None
@@ -56,6 +58,7 @@ class PolicyLossInputs:
     updates. advantages, mask, lengths: as the estimators give and take them.
     weights: [N], from `aggregate.loss_weights` over the whole mini-batch.
     rollout_is_weights: [N], factors of `correction`. rollout_log_probs: [N], of the rollout engine.
+    ref_log_probs: [N], of the frozen reference.
     selection: bool [N], this micro-batch's part of what the loss's `prepare` picked over the mini-batch.
     """
 
@@ -68,6 +71,7 @@ class PolicyLossInputs:
     rollout_is_weights: Tensor | None = None
     rollout_log_probs: Tensor | None = None
     selection: Tensor | None = None
+    ref_log_probs: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class Paper:
 # Input columns that a need is met by, with where they come from, for the error.
 _COLUMNS = {
     "critic": ("values", "the critic's values [N]"),
+    "reference": ("ref_log_probs", "the frozen reference's log-probs [N]"),
     "baseline_rollout": ("baseline_scores", "the greedy responses' scores [B]"),
     "old_log_probs": ("old_log_probs", "the trainer's log-probs before the update [N]"),
     "rollout_log_probs": ("rollout_log_probs", "the rollout engine's log-probs [N]"),

@@ -95,6 +95,12 @@ class BatchPlan:
             critic = _with_schedule(critic, config.critic.optim, total_steps)
             notices += _packing_notices("critic", critic, longest)
         unused = num_prompts - steps_per_epoch * prompts
+        gen = config.data.gen_batch_size or prompts
+        if config.algorithm.filter_groups.enable:
+            notices.append(
+                f"dynamic sampling: a step draws {gen} prompts at a time until {prompts} have samples that differ, so the data "
+                "may be gone through more often than the epochs say."
+            )
         if unused:
             notices.append(
                 f"{unused} of the {num_prompts} prompts do not fill a batch and are left over in each epoch."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from verl.errors import ConfigError, UserError
 
@@ -19,8 +20,10 @@ _FOREIGN = {
 }
 
 
-def handle_flags(argv: list[str]) -> list[str]:
+def handle_flags(argv: list[str], schema: type | None = None, usage: str = "") -> list[str]:
     """The overrides among the words of a command line, after its flags are dealt with.
+
+    schema, usage: of the command; None is that of the RL trainer.
 
     `--help [WORD]`, `--cfg job` and `--version` print and exit with status 0.
 
@@ -33,7 +36,7 @@ def handle_flags(argv: list[str]) -> list[str]:
         return list(argv)
     names = [flag.partition("=")[0] for flag in flags]
     if "--help" in names or "-h" in names:
-        _print_help(argv)
+        _print_help(argv, schema, usage)
     if "--version" in names:
         from verl import __version__
 
@@ -44,23 +47,25 @@ def handle_flags(argv: list[str]) -> list[str]:
             raise ConfigError(f"{flag}: not a flag of this command. {_FOREIGN.get(name, 'See --help.')}")
     if names == ["--resolve"]:
         raise ConfigError("--resolve: goes with --cfg job, which resolves anyway.")
-    return _print_config(argv)
+    return _print_config(argv, schema)
 
 
-def _print_help(argv: list[str]) -> None:
+def _print_help(argv: list[str], schema: type | None, usage: str) -> None:
     from verl.config.help import USAGE, help_text
+    from verl.config.schema import PPOConfig
 
     words = [word.partition("=")[2] if word.startswith("--help=") else word for word in argv]
     filters = [word for word in words if word and not word.startswith("-") and "=" not in word]
     if not filters:
-        print(USAGE)
-    print(help_text(filters[0] if filters else ""), end="")
+        print(usage or USAGE)
+    print(help_text(filters[0] if filters else "", schema or PPOConfig), end="")
     raise SystemExit(0)
 
 
-def _print_config(argv: list[str]) -> list[str]:
+def _print_config(argv: list[str], schema: type | None) -> list[str]:
     """Print the config that the other words make, and exit."""
     from verl.config.compose import compose, print_notice, to_yaml
+    from verl.config.schema import PPOConfig
     from verl.config.validate import validate
 
     rest: list[str] = []
@@ -75,8 +80,8 @@ def _print_config(argv: list[str]) -> list[str]:
             rest.append(word)
     if kind != "job":
         raise ConfigError(f"--cfg {kind}: takes job, as in --cfg job.")
-    config = compose(rest)
-    for notice in validate(config):
+    config: Any = compose(rest, schema or PPOConfig)
+    for notice in validate(config) if schema is None else []:
         print_notice(notice)
     print(to_yaml(config), end="")
     raise SystemExit(0)

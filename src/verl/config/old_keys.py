@@ -27,6 +27,10 @@ RENAMED: dict[str, str] = {
     "critic.fsdp_config.mixed_precision.param_dtype": "critic.fsdp_config.dtype",
     "critic.model.fsdp_config.mixed_precision.param_dtype": "critic.fsdp_config.dtype",
     "critic.model.fsdp_config.*": "critic.fsdp_config.*",
+    f"{_MODEL}.lora.rank": f"{_MODEL}.lora_rank",
+    f"{_MODEL}.lora.alpha": f"{_MODEL}.lora_alpha",
+    f"{_MODEL}.lora.target_modules": f"{_MODEL}.target_modules",
+    f"{_MODEL}.lora.exclude_modules": f"{_MODEL}.exclude_modules",
     f"{_ROLLOUT}.prompt_length": "data.max_prompt_length",
     f"{_ROLLOUT}.response_length": "data.max_response_length",
     f"{_ROLLOUT}.update_weights_bucket_megabytes": f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
@@ -36,7 +40,11 @@ RENAMED: dict[str, str] = {
     "trainer.val_generations_to_log_to_wandb": "trainer.log_val_generations",
     "algorithm.rollout_is": "algorithm.rollout_correction.rollout_is",
     "algorithm.rollout_is_threshold": "algorithm.rollout_correction.rollout_is_threshold",
+    f"{_ACTOR}.tau_pos": f"{_ACTOR}.policy_loss.tau_pos",
+    f"{_ACTOR}.tau_neg": f"{_ACTOR}.policy_loss.tau_neg",
     "reward.custom_reward_function.*": "custom_reward_function.*",
+    "reward_model.reward_kwargs.*": "reward.reward_kwargs.*",
+    "reward_model.overlong_buffer.*": "reward.reward_kwargs.overlong_buffer_cfg.*",
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.reward_manager": "reward.reward_manager.name",
 }
@@ -49,6 +57,7 @@ VALUE_ALIASES: dict[str, dict[Any, Any]] = {
     "*.fsdp_config.dtype": {"bfloat16": "bf16", "torch.bfloat16": "bf16", "float32": "fp32", "torch.float32": "fp32"},
     "*.fsdp_config.model_dtype": {"bfloat16": "bf16", "float32": "fp32"},
     f"{_ROLLOUT}.dtype": {"bf16": "bfloat16", "fp32": "float32", "auto": None},
+    "algorithm.filter_groups.metric": {"seq_reward": "score", "seq_final_reward": "score"},
     "custom_reward_function.name": {None: "compute_score"},
     "custom_reward_function.reward_kwargs": {None: {}},
 }
@@ -82,7 +91,7 @@ class Retired:
 
 _ALWAYS = "this version does what the value says, and nothing else"
 _ENGINE = "the rollout engine decides this itself in this version"
-_LORA = "LoRA is not in this version; leave the key out to train all parameters"
+_LORA = "LoRA trains the policy's model alone (actor_rollout_ref.model.lora_rank); leave the key out"
 _SEQUENCE = "long sequences are not split over devices in this version; leave it at 1"
 _MEGATRON = "Megatron is not in this version; train with actor_rollout_ref.actor.strategy=fsdp"
 _TURNS = "multi-turn rollouts and tools are not in this version; leave the key out"
@@ -90,7 +99,6 @@ _REWARD_MODEL = (
     "reward models are not in this version; score with a function of yours: custom_reward_function.path=FILE "
     "custom_reward_function.name=FUNCTION"
 )
-_DYNAMIC = "dynamic sampling of groups is not in this version; leave the key out"
 
 # The first pattern that fits counts.
 RETIRED: tuple[Retired, ...] = (
@@ -112,17 +120,24 @@ RETIRED: tuple[Retired, ...] = (
     Retired("data.datagen.path", _ALWAYS, (), "write your prompts to a parquet file (data.train_files) instead"),
     Retired("data.datagen.*", "only read with data.datagen.path"),
     Retired("data.tool_config_path", _ALWAYS, (), _TURNS),
-    Retired("data.gen_batch_size", _ALWAYS, (), _DYNAMIC),
     # algorithm
-    Retired("algorithm.use_pf_ppo", _ALWAYS, (False,), "PF-PPO is not in this version"),
-    Retired("algorithm.pf_ppo.*", "only read with algorithm.use_pf_ppo"),
-    Retired("algorithm.filter_groups.enable", _ALWAYS, (False,), _DYNAMIC),
-    Retired("algorithm.filter_groups.*", "only read with algorithm.filter_groups.enable"),
+    Retired(
+        "algorithm.rollout_correction.rollout_rs_threshold_lower",
+        "bounds are given together",
+        (),
+        "write both bounds as algorithm.rollout_correction.rollout_rs_threshold=LOW_HIGH, such as 0.5_2.0",
+    ),
+    Retired(
+        "algorithm.rollout_correction.loss_type",
+        "the policy loss is the actor's",
+        ("ppo_clip",),
+        "choose the loss with actor_rollout_ref.actor.policy_loss.loss_mode (gpg is REINFORCE without a ratio)",
+    ),
     Retired(
         "algorithm.rollout_correction.*",
         _ALWAYS,
         (False,),
-        "of rollout correction this version has rollout_is and rollout_is_threshold",
+        "of rollout correction this version has rollout_is, rollout_rs and their thresholds",
     ),
     # model
     Retired("*.use_remove_padding", "padding is always left out"),
@@ -134,11 +149,16 @@ RETIRED: tuple[Retired, ...] = (
     Retired("*.use_shm", "files are read where they lie"),
     Retired("*.lora_rank", _ALWAYS, (0,), _LORA),
     Retired("*.lora.rank", _ALWAYS, (0,), _LORA),
-    Retired("*.lora_adapter_path", _ALWAYS, (), _LORA),
-    Retired("*.lora_alpha", "only read with LoRA, which is off"),
-    Retired("*.target_modules", "only read with LoRA, which is off"),
-    Retired("*.exclude_modules", "only read with LoRA, which is off"),
-    Retired("*.lora.*", "only read with LoRA, which is off"),
+    Retired(
+        "*.lora_adapter_path",
+        _ALWAYS,
+        (),
+        "adapters start anew; merge the adapter into the model that training starts from",
+    ),
+    Retired("critic.model.lora_alpha", "only read with LoRA, which the critic has not"),
+    Retired("critic.model.target_modules", "only read with LoRA, which the critic has not"),
+    Retired("critic.model.exclude_modules", "only read with LoRA, which the critic has not"),
+    Retired("*.lora.*", "adapters are merged into the weights on their way to the rollout"),
     Retired(
         "*.enable_activation_offload", _ALWAYS, (False,), "use enable_gradient_checkpointing and fsdp_config.*_offload"
     ),
@@ -223,16 +243,9 @@ RETIRED: tuple[Retired, ...] = (
     Retired("reward.reward_model.enable", _ALWAYS, (False,), _REWARD_MODEL),
     Retired("reward_model.sandbox_fusion.url", _ALWAYS, (), _REWARD_MODEL),
     Retired("reward.sandbox_fusion.url", _ALWAYS, (), _REWARD_MODEL),
-    Retired(
-        "*.overlong_buffer_cfg.enable",
-        _ALWAYS,
-        (False,),
-        "the penalty of long responses is not in this version; put it into your reward function",
-    ),
     Retired("reward_model.*", "only read with a reward model, which is off"),
     Retired("reward.reward_model.*", "only read with a reward model, which is off"),
     Retired("reward.sandbox_fusion.*", "only read with a sandbox, which is off"),
-    Retired("reward.reward_kwargs.*", "only read with options that are off"),
     # run
     Retired("trainer.balance_batch", "samples are always balanced by tokens"),
     Retired("trainer.use_legacy_worker_impl", "there is one implementation"),

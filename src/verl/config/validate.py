@@ -46,6 +46,7 @@ def validate(config: PPOConfig) -> list[str]:
         _check_resume,
         _check_kl,
         _check_estimator,
+        _check_filters,
         _check_policy_loss,
         _check_sampling,
         _check_packing,
@@ -156,6 +157,39 @@ def _check_estimator(config: PPOConfig, found: Findings) -> None:
     )
 
 
+def _check_filters(config: PPOConfig, found: Findings) -> None:
+    algorithm, data, reward = config.algorithm, config.data, config.reward
+    filters, n = algorithm.filter_groups, config.actor_rollout_ref.rollout.n
+    found.problem(
+        filters.enable and n == 1,
+        "algorithm.filter_groups.enable=True compares the samples of a prompt; set actor_rollout_ref.rollout.n=2 or more.",
+    )
+    found.problem(
+        filters.enable and algorithm.adv_estimator == "remax",
+        "algorithm.filter_groups.enable=True goes by the group, and algorithm.adv_estimator=remax by the greedy response: "
+        "choose one of the two.",
+    )
+    found.problem(
+        not filters.enable and data.gen_batch_size not in (None, data.train_batch_size),
+        f"data.gen_batch_size={data.gen_batch_size} is the batch of algorithm.filter_groups.enable=True; without it a step draws "
+        f"data.train_batch_size={data.train_batch_size} prompts. Set the one or leave out the other.",
+    )
+    found.notice(
+        not filters.enable and (filters.metric is not None or filters.max_num_gen_batches > 0),
+        "algorithm.filter_groups has no effect without algorithm.filter_groups.enable=True.",
+    )
+    buffer, limit = reward.reward_kwargs.overlong_buffer_cfg, reward.reward_kwargs.max_resp_len
+    found.problem(
+        buffer.enable and reward.reward_manager.name == "naive",
+        "reward.reward_kwargs.overlong_buffer_cfg.enable=True is read by reward.reward_manager.name=dapo; it is naive.",
+    )
+    found.problem(
+        buffer.enable and not 0 < buffer.len <= limit,
+        f"reward.reward_kwargs.overlong_buffer_cfg.len={buffer.len}: takes 1 to {limit} tokens (reward.reward_kwargs."
+        "max_resp_len).",
+    )
+
+
 def _check_policy_loss(config: PPOConfig, found: Findings) -> None:
     actor = config.actor_rollout_ref.actor
     below, above = clip_range(actor)
@@ -171,7 +205,8 @@ def _check_policy_loss(config: PPOConfig, found: Findings) -> None:
     )
     found.notice(
         actor.loss_scale_factor is not None and actor.loss_agg_mode != "seq-mean-token-sum-norm",
-        f"actor_rollout_ref.actor.loss_scale_factor has no effect with loss_agg_mode={actor.loss_agg_mode}.",
+        "actor_rollout_ref.actor.loss_scale_factor has an effect with loss_agg_mode=seq-mean-token-sum-norm alone; it is "
+        f"{actor.loss_agg_mode or 'not set'}.",
     )
 
 

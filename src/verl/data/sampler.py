@@ -19,8 +19,8 @@ class PromptSampler:
     def __init__(self, size: int, batch_size: int, *, shuffle: bool = True, seed: int = 1, fingerprint: str = ""):
         if size < batch_size:
             raise DataError(
-                f"The training data has {size} prompts, fewer than data.train_batch_size={batch_size}: not one batch. "
-                f"Write data.train_batch_size={size} or less, or add prompts."
+                f"The training data has {size} prompts, fewer than the {batch_size} of one batch (data.train_batch_size, or "
+                f"data.gen_batch_size). Write {size} or less, or add prompts."
             )
         self.size, self.batch_size = size, batch_size
         self._wanted_order = (shuffle, seed)
@@ -30,6 +30,11 @@ class PromptSampler:
     @property
     def batches_per_epoch(self) -> int:
         return self.size // self.batch_size
+
+    @property
+    def drawn(self) -> int:
+        """Prompts drawn so far, over all epochs."""
+        return self.epoch * self.batches_per_epoch * self.batch_size + self.position
 
     def next_batch(self) -> list[int]:
         """Indices of the next batch."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from verl.data.reading import Row
 from verl.errors import DataError
@@ -14,6 +15,7 @@ UNNAMED_SOURCE = "unknown"
 EXAMPLE = '[{"role": "user", "content": "…"}]'
 
 Message = dict[str, Any]
+Checked = TypeVar("Checked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +29,34 @@ class PromptRow:
     extra_info: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ConversationRow:
+    """One checked conversation, with a turn of the assistant that is not the first. where: its file and row."""
+
+    where: str
+    messages: list[Message]
+
+
 class _BadRow(Exception):
     """column: what is wrong with it, and what to write."""
 
 
 def check_rows(rows: list[Row], prompt_key: str, source_key: str, require_ground_truth: bool) -> list[PromptRow]:
     """Checked rows, or one DataError that shows the first bad ones and counts them all."""
-    checked: list[PromptRow] = []
+    return _check_all(rows, lambda row: _check_row(row, prompt_key, source_key, require_ground_truth))
+
+
+def check_conversations(rows: list[Row], messages_key: str) -> list[ConversationRow]:
+    """Checked conversations, or one DataError that shows the first bad rows and counts them all."""
+    return _check_all(rows, lambda row: _check_conversation(row, messages_key))
+
+
+def _check_all(rows: list[Row], check: Callable[[Row], Checked]) -> list[Checked]:
+    checked: list[Checked] = []
     faults: list[str] = []
     for row in rows:
         try:
-            checked.append(_check_row(row, prompt_key, source_key, require_ground_truth))
+            checked.append(check(row))
         except _BadRow as fault:
             faults.append(f"{row.where}, {fault}")
     if faults:
@@ -49,6 +68,20 @@ def check_rows(rows: list[Row], prompt_key: str, source_key: str, require_ground
 
 def count_unnamed_sources(rows: list[PromptRow]) -> int:
     return Counter(row.data_source for row in rows)[UNNAMED_SOURCE]
+
+
+def _check_conversation(row: Row, key: str) -> ConversationRow:
+    if key not in row.fields:
+        raise _BadRow(f"column '{key}' is missing (there are {sorted(row.fields)}). Name it with data.messages_key.")
+    if not isinstance(row.fields[key], list):
+        raise _BadRow(f"column '{key}' holds a {type(row.fields[key]).__name__}. Write chat messages, {EXAMPLE}.")
+    messages = _messages(row.fields[key], key)
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles[1:] or roles[0] == "assistant":
+        raise _BadRow(
+            f"column '{key}' has roles {roles}. A conversation begins with another role than the assistant's and has a turn of it."
+        )
+    return ConversationRow(row.where, messages)
 
 
 def _check_row(row: Row, prompt_key: str, source_key: str, require_ground_truth: bool) -> PromptRow:

@@ -26,8 +26,14 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run Python code that comes with the model",
     )
+    common.add_argument(
+        "--base_model", help="LoRA: the model that the adapter was trained on (default: as it names it)"
+    )
     merge = commands.add_parser("merge", parents=[common], help="write a directory that from_pretrained loads")
     merge.add_argument("--target_dir", type=Path, required=True, help="new or empty directory, or an earlier merge")
+    merge.add_argument(
+        "--adapter_only", action="store_true", help="LoRA: write the adapter as peft reads it, without the model"
+    )
     merge.add_argument("--dtype", choices=DTYPES, help="precision to write (default: the original model's)")
     test = commands.add_parser("test", parents=[common], help="compare with a Hugging Face directory")
     test.add_argument("--test_hf_dir", type=Path, required=True, help="directory with safetensors files")
@@ -41,15 +47,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 the weights differ, 2 something is wrong that the message explains."""
     options = parser().parse_args(arguments)
     # Imported here so that --help and a mistyped option answer at once.
+    from verl.model_merger.adapter import export_adapter
     from verl.model_merger.compare import compare
     from verl.model_merger.merge import merge
 
     try:
         if options.command == "merge":
-            merged = merge(options.local_dir, options.target_dir, options.dtype, options.trust_remote_code)
+            if options.adapter_only:
+                print(f"adapter: {export_adapter(options.local_dir, options.target_dir)}")
+                return 0
+            settings = {"dtype": options.dtype, "trust_remote_code": options.trust_remote_code}
+            merged = merge(options.local_dir, options.target_dir, base_model=options.base_model, **settings)
             print(merged.summary())
             return 0
-        difference = compare(options.local_dir, options.test_hf_dir, options.trust_remote_code)
+        difference = compare(options.local_dir, options.test_hf_dir, options.trust_remote_code, options.base_model)
         print(difference.summary(options.atol))
         return 0 if difference.within(options.atol) else 1
     except UserError as error:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from verl.core.checkpoint_engine.disk import MODEL, check_role_folder, read_full
 from verl.errors import CheckpointError
+from verl.model_merger.adapter import whole_model
 from verl.model_merger.architecture import Architecture, recognise
 
 
@@ -37,9 +38,15 @@ class Difference:
         return "\n  ".join(lines + self.problems[:20])
 
 
-def compare(local_dir: Path | str, hf_dir: Path | str, trust_remote_code: bool = False) -> Difference:
+def compare(
+    local_dir: Path | str, hf_dir: Path | str, trust_remote_code: bool = False, base_model: str | None = None
+) -> Difference:
     """How far the weights in `local_dir` are from those in `hf_dir`, in the precision of `hf_dir`. One weight at a time."""
-    folder = check_role_folder(local_dir)
+    with whole_model(check_role_folder(local_dir), base_model, trust_remote_code) as folder:
+        return _compare(folder, hf_dir, trust_remote_code)
+
+
+def _compare(folder: Path, hf_dir: Path | str, trust_remote_code: bool) -> Difference:
     architecture = recognise(folder, trust_remote_code)
     result = Difference()
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ from torch import Tensor
 from verl.core.checkpoint_engine.atomic import sync_tree
 from verl.core.checkpoint_engine.disk import HUGGINGFACE, MODEL, check_role_folder, describe, read_full
 from verl.errors import CheckpointError, ConfigError
+from verl.model_merger.adapter import whole_model
 from verl.model_merger.architecture import Architecture, recognise
 
 SHARD_BYTES = 5 * 10**9
@@ -47,15 +48,26 @@ def merge(
     dtype: str | None = None,
     trust_remote_code: bool = False,
     shard_bytes: int = SHARD_BYTES,
+    base_model: str | None = None,
 ) -> Merged:
     """Turn `.../global_step_N/actor` (or critic) into a directory that `from_pretrained` loads.
 
     dtype: "float32", "bfloat16" or "float16"; None: the original model's, from huggingface/config.json. At most one
     file's worth of weights (`shard_bytes`) is in memory at a time. Everything is written beside the target and renamed,
     so that the target is never half written.
+
+    A checkpoint of adapters (LoRA) is put into the model that it was trained on; base_model says where that is now.
     """
     folder, target = check_role_folder(local_dir), Path(target_dir).expanduser().absolute()
     _check_target(target)
+    with whole_model(folder, base_model, trust_remote_code) as whole:
+        return _merge(whole, folder, target, dtype, trust_remote_code, shard_bytes)
+
+
+def _merge(
+    folder: Path, origin: Path, target: Path, dtype: str | None, trust_remote_code: bool, shard_bytes: int
+) -> Merged:
+    """`folder` holds all weights; `origin` is where they come from."""
     architecture = recognise(folder, trust_remote_code)
     precision = _precision(folder, architecture, dtype)
     _check_aliases(folder, architecture)
@@ -67,7 +79,7 @@ def merge(
         _write_weights(folder, temporary, architecture, shards, precision)
         _write_side(folder, temporary, architecture, precision)
         _verify(temporary, architecture, shards, precision)
-        _write_marker(temporary, folder, architecture, precision)
+        _write_marker(temporary, origin, architecture, precision)
         sync_tree(temporary)
         if target.exists():
             shutil.rmtree(target)

@@ -41,6 +41,14 @@ class RewardHandle:
         return self._result
 
 
+def _answer(outcome: Outcome, sample: RewardInput) -> str | None:
+    """What the reward function says that the sample answers, or else what its scorer reads out of it."""
+    if outcome.answer is not None:
+        return outcome.answer
+    scorer = find_scorer(sample.data_source)
+    return scorer.answer(sample.solution_str) if scorer is not None and scorer.answer is not None else None
+
+
 class RewardManager:
     """Scores samples with the user's function where there is one, else with the scorer of each data_source.
 
@@ -121,6 +129,7 @@ class RewardManager:
         result = RewardResult(
             scores=[self.config.failure_score if o.score is None else o.score for o in outcomes],
             metrics={name: [outcome.metrics.get(name) for outcome in outcomes] for name in names},
+            answers=[_answer(outcome, sample) for outcome, sample in zip(outcomes, samples)],
             failed=failed,
             failure_messages=messages,
         )

@@ -38,23 +38,24 @@ def read_outcome(value: Any, sample: RewardInput) -> Outcome:
     not reported; a score that is not one makes the sample a failure.
 
     >>> read_outcome({"score": True, "format": 0, "note": "x"}, RewardInput("d", "s"))
-    Outcome(score=1.0, metrics={'format': 0.0}, error='')
+    Outcome(score=1.0, metrics={'format': 0.0}, error='', answer=None)
     """
     metrics: dict[str, float] = {}
-    score = value
+    score, answer = value, None
     if isinstance(value, Mapping):
         if "score" not in value:
             return failure(
                 f"the reward function returned a dict without 'score': it has {sorted(map(str, value))}", sample
             )
         score = value["score"]
+        answer = str(value["pred"]) if value.get("pred") is not None else None
         numbers = {str(name): as_number(item) for name, item in value.items() if name != "score"}
         metrics = {name: number for name, number in numbers.items() if number is not None}
     number = as_number(score)
     if number is None:
         wanted = "return a finite number, or a dict with a finite number under 'score'"
         return failure(f"the reward function returned {score!r:.100} ({type(score).__name__}); {wanted}", sample)
-    return Outcome(number, metrics)
+    return Outcome(number, metrics, answer=answer)
 
 
 def as_number(value: Any) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -25,12 +25,14 @@ class Scorer:
     quick: it takes microseconds and cannot hang, so it runs in the trainer's process. Others run in worker processes.
     timeout: seconds a sample, where that is below `reward.timeout`.
     imports: modules that a worker imports as it starts, so that their loading does not count as a sample's time.
+    answer: reads the answer out of a response, for votes among samples; the function may also report it as `pred`.
     """
 
     function: ScoreFunction
     quick: bool = False
     timeout: float = float("inf")
     imports: tuple[str, ...] = ()
+    answer: Callable[[str], str | None] | None = None
 
 
 _SCORERS: dict[str, Scorer] = {}
@@ -38,7 +40,11 @@ _MANAGERS: dict[str, Callable[[RewardConfig], Shaper]] = {}
 
 
 def register_scorer(
-    *data_sources: str, quick: bool = False, timeout: float = float("inf"), imports: tuple[str, ...] = ()
+    *data_sources: str,
+    quick: bool = False,
+    timeout: float = float("inf"),
+    imports: tuple[str, ...] = (),
+    answer: Callable[[str], str | None] | None = None,
 ) -> Callable[[ScoreFunction], ScoreFunction]:
     """Decorator: use this function for these data_sources. Names are case-insensitive and may hold `*` and `?`.
 
@@ -48,7 +54,7 @@ def register_scorer(
 
     def decorate(function: ScoreFunction) -> ScoreFunction:
         for name in data_sources:
-            _SCORERS[name.lower()] = Scorer(function, quick, timeout, imports)
+            _SCORERS[name.lower()] = Scorer(function, quick, timeout, imports, answer)
         return function
 
     return decorate
@@ -106,3 +112,28 @@ def make_shaper(config: RewardConfig) -> Shaper:
 def naive(config: RewardConfig) -> Shaper:
     """The score is the reward."""
     return lambda samples, result: result
+
+
+@register_reward_manager("dapo")
+def dapo(config: RewardConfig) -> Shaper:
+    """DAPO: the score, minus up to `penalty_factor` over the last `len` tokens before `max_resp_len` (Yu et al. 2025).
+
+    `acc` is the score before that, where the reward function reports none of its own: groups are to be compared by it.
+    """
+    buffer, limit = config.reward_kwargs.overlong_buffer_cfg, config.reward_kwargs.max_resp_len
+
+    def shape(samples: list[RewardInput], result: RewardResult) -> RewardResult:
+        metrics = {"acc": list(result.scores), **result.metrics}
+        if not buffer.enable:
+            return replace(result, metrics=metrics)
+        import torch  # this module is also imported by workers, which do without
+
+        from verl.algorithms.filtering import overlong_penalty
+
+        lengths = torch.tensor([sample.response_length or 0 for sample in samples], dtype=torch.int64)
+        penalties = overlong_penalty(lengths, limit, buffer.len, buffer.penalty_factor).tolist()
+        if buffer.log:
+            metrics |= {"overlong_reward": penalties, "overlong": [float(p < 0) for p in penalties]}
+        return replace(result, scores=[s + p for s, p in zip(result.scores, penalties)], metrics=metrics)
+
+    return shape

@@ -12,20 +12,28 @@ ScoreFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class RewardInput:
-    """One sample to score: the response's text and what the prompt's row says about it."""
+    """One sample to score: the response's text and what the prompt's row says about it.
+
+    response_length: tokens that the policy chose; None where it is not known.
+    """
 
     data_source: str
     solution_str: str
     ground_truth: Any = None
     extra_info: dict[str, Any] = field(default_factory=dict)
+    response_length: int | None = None
 
 
 class Outcome(NamedTuple):
-    """Of one sample: a score with further metrics, or (score None) why there is none."""
+    """Of one sample: a score with further metrics, or (score None) why there is none.
+
+    answer: the text that the reward function took for the answer (`pred` in its dict), for votes among samples.
+    """
 
     score: float | None
     metrics: dict[str, float]
     error: str = ""
+    answer: str | None = None
 
 
 @dataclass
@@ -35,12 +43,14 @@ class RewardResult:
     scores: B floats, in the order of the samples; a failed sample has `reward.failure_score`.
     metrics: name -> B values; None where that sample's function did not report it.
     failed: indices of the samples that failed. failure_messages: the first few, with the user's traceback.
+    answers: what each sample was taken to answer, None where that is not known.
     """
 
     scores: list[float]
     metrics: dict[str, list[float | None]] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
     failure_messages: list[str] = field(default_factory=list)
+    answers: list[str | None] = field(default_factory=list)
 
     @property
     def failures(self) -> int:

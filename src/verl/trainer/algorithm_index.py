@@ -34,6 +34,9 @@ OPTION_KEYS: dict[str, str | None] = {
     "clip_c": f"{ACTOR}.clip_ratio_c",
 }
 
+# Where options go that have no key of their own.
+OWN_OPTIONS = {"algorithm.adv_estimator": "adv_options", f"{ACTOR}.policy_loss.loss_mode": "options"}
+
 NEED_WORDS = {
     "critic": "a value model (`critic.*`)",
     "reference": "a reference policy (a KL term switches it on)",
@@ -89,13 +92,54 @@ or as a penalty in the reward (`algorithm.kl_ctrl.kl_coef`, `algorithm.kl_penalt
 | `low_var_kl`, `k3` | exp(-d) - 1 + d, at most 10 |
 
 `algorithm.kl_ctrl.type=adaptive` moves the penalty's coefficient to hold a target
-([1909.08593](https://arxiv.org/abs/1909.08593)). `algorithm.rollout_correction.rollout_is=token` or `sequence` multiplies
-token losses by min(pi_old / mu, `rollout_is_threshold`), truncated importance sampling. The critic's loss is PPO's
-clipped squared error (`critic.cliprange_value`).
+([1909.08593](https://arxiv.org/abs/1909.08593)). The critic's loss is PPO's clipped squared error (`critic.cliprange_value`).
+A `+` after the name (`k1+`, `k3+`) keeps the value and takes k2's gradient, the one that is the KL's own in expectation
+([2506.09477](https://arxiv.org/abs/2506.09477)).
 
-`verl.algorithms` also has dynamic sampling's group filter and the overlong penalty (DAPO), policy filtration
-([2409.06957](https://arxiv.org/abs/2409.06957)), IcePop bounds ([2510.18855](https://arxiv.org/abs/2510.18855)) and
-rejection by KL statistics, as functions to build on; no config key of this version switches them on.
+## The gap between rollout and trainer
+
+mu is the rollout engine's probability of a token, pi_old the trainer's. Keys under `algorithm.rollout_correction`:
+
+| settings | what happens | paper |
+|---|---|---|
+| `rollout_is=token rollout_is_threshold=2.0` | token losses times min(pi_old / mu, 2): truncated importance sampling; `sequence`: the sample's ratio | |
+| `rollout_is=token rollout_is_threshold=0.5_5.0` | IcePop: times pi_old / mu within the bounds, 0 outside | [2510.18855](https://arxiv.org/abs/2510.18855) |
+| `rollout_rs=token_k1 rollout_rs_threshold=0.5_2.0` | tokens whose ratio is outside the bounds are left out | |
+| `rollout_rs=seq_mean_k1 rollout_rs_threshold=0.99_1.01` | samples whose ratio's geometric mean is outside the bounds are left out | |
+| `rollout_rs=seq_max_k2 rollout_rs_threshold=1.0` | samples with a token whose k2 is larger are left out | |
+| `bypass_mode=True` | mu takes pi_old's place in the policy loss | |
+
+A statistic is `token_`, `seq_sum_`, `seq_mean_` or `seq_max_` and `k1`, `k2` or `k3` of log mu - log pi_old; several go
+with commas between. Advantages are computed over all samples before any are left out.
+
+## DAPO
+
+[2503.14476](https://arxiv.org/abs/2503.14476): wider clip above, token-mean, no punishment for what was cut off out of hand,
+and no step spent on prompts that are always or never solved:
+
+```
+actor_rollout_ref.actor.clip_ratio_low=0.2
+actor_rollout_ref.actor.clip_ratio_high=0.28
+actor_rollout_ref.actor.loss_agg_mode=token-mean
+algorithm.filter_groups.enable=True
+algorithm.filter_groups.metric=acc
+algorithm.filter_groups.max_num_gen_batches=10
+data.gen_batch_size=1536
+reward.reward_manager.name=dapo
+reward.reward_kwargs.overlong_buffer_cfg.enable=True
+reward.reward_kwargs.overlong_buffer_cfg.len=4096
+reward.reward_kwargs.overlong_buffer_cfg.penalty_factor=1.0
+```
+
+Prompts are drawn `data.gen_batch_size` at a time until `data.train_batch_size` have samples that differ in the metric. What
+is over waits for the next step (also in checkpoints), where its ratio is taken to the policy that sampled it. A step that cannot
+be filled ends the run with a checkpoint and a message.
+
+## Policy filtration
+
+[2409.06957](https://arxiv.org/abs/2409.06957): `algorithm.use_pf_ppo=True` draws the samples of a step's updates anew, with
+replacement, by `algorithm.pf_ppo.reweight_method`: `pow` (|score| to the power `weight_pow`), `max_min` (the best and worst of
+a prompt) or `max_random` (the best, and others seldom).
 """
 
 
@@ -179,18 +223,13 @@ def _option(name: str) -> str:
 def _split(entry: Algorithm, key: str) -> tuple[list[str], list[str]]:
     """Settings that the command line takes; and lines on the entry's own options, with what its paper used."""
     known = options()
-    settings, paper = [], {}
-    for setting in entry.settings:
-        name, _, value = setting.partition("=")
-        if name in known:
-            settings.append(setting)
-        else:
-            paper[name.rpartition(".")[2]] = value
+    settings = [setting for setting in entry.settings if setting.partition("=")[0] in known]
+    paper = {name.rpartition(".")[2]: value for name, _, value in (s.partition("=") for s in entry.settings)}
     lines = []
     for name, value in entry.extra.items():
         used = f", the paper's {paper[name]}" if name in paper and paper[name] != default_text(value) else ""
         own_key = f"{key.rpartition('.')[0]}.{name}"
-        how = f"`{own_key}`" if own_key in known else "fixed in this version"
+        how = f"`{own_key}`" if own_key in known else f"`{key.rpartition('.')[0]}.{OWN_OPTIONS[key]}.{name}`"
         lines.append(f"- Own option: `{name}`, {default_text(value)} by default{used} ({how})")
     return settings, lines
 

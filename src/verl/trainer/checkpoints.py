@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from verl.config.compose import to_yaml
 from verl.core.checkpoint_engine.store import step_of
+from verl.data.batch import Ragged, SampleBatch
 from verl.errors import CheckpointError
 from verl.trainer.run import Run
 
-STATE = "trainer.json"
+STATE, SURPLUS = "trainer.json", "surplus.pt"
 
 
 def save(run: Run, metrics: dict[str, float]) -> Path:
@@ -33,7 +35,15 @@ def save(run: Run, metrics: dict[str, float]) -> Path:
         (folder / STATE).write_text(json.dumps(state, indent=1))
         (folder / "config.yaml").write_text(to_yaml(run.config))
         torch.save(random_state(), folder / "random.pt")
+        if run.surplus is not None:
+            torch.save(_plain(run.surplus), folder / SURPLUS)
     return run.store.folder / f"global_step_{run.step}"
+
+
+def save_if_new(run: Run, metrics: dict[str, float]) -> None:
+    """Write the checkpoint of the steps done so far, unless there are none or it is there already."""
+    if run.step > 0 and not (run.store.folder / f"global_step_{run.step}").is_dir():
+        save(run, metrics)
 
 
 def resume(run: Run, folder: Path) -> None:
@@ -59,10 +69,21 @@ def resume(run: Run, folder: Path) -> None:
         run.tracker.notice(notice)
     if run.kl_control is not None and state["kl_control"] is not None:
         run.kl_control.load_state_dict(state["kl_control"])
+    if (folder / SURPLUS).is_file():
+        run.surplus = _samples(torch.load(folder / SURPLUS, weights_only=True))
     restore_random_state(torch.load(folder / "random.pt", weights_only=True))
     if folder.absolute().parent == run.store.folder.absolute():
         run.tracker.restore(state["metrics"], run.step)
     run.tracker.notice(f"resumed from {folder}: {step_of(folder)} steps are done.")
+
+
+def _plain(batch: SampleBatch) -> dict[str, Any]:
+    """Columns as tensors and lists alone, which load without running code."""
+    return {k: [c.values, c.lengths] if isinstance(c, Ragged) else {"column": c} for k, c in batch.columns.items()}
+
+
+def _samples(columns: dict[str, Any]) -> SampleBatch:
+    return SampleBatch({k: Ragged(*c) if isinstance(c, list) else c["column"] for k, c in columns.items()})
 
 
 def random_state() -> dict[str, torch.Tensor]:

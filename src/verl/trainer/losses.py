@@ -79,6 +79,7 @@ class ActorLoss:
                 weights=weights,
                 rollout_is_weights=_optional(micro, "rollout_is_weights"),
                 rollout_log_probs=_optional(micro, "rollout_log_probs"),
+                ref_log_probs=_optional(micro, "ref_log_probs"),
                 selection=_optional(micro, "selection"),
             ),
             self.options,

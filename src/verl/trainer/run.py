@@ -19,11 +19,13 @@ from verl.config.schema import PPOConfig
 from verl.core.checkpoint_engine.store import CheckpointStore, step_of
 from verl.core.controller.roles import Roles, build_roles, check_placement, choose_device
 from verl.core.model_engine.loading import load_tokenizer, resolve_model_path
+from verl.data.batch import SampleBatch
 from verl.data.prompts import PromptDataset, load_prompts
 from verl.data.sampler import PromptSampler
 from verl.rewards.manager import RewardManager
 from verl.tracking.tracker import Tracker
-from verl.trainer.algorithm import choose_algorithm
+from verl.trainer.algorithm import choose_algorithm, needs_reference_model
+from verl.trainer.algorithm import notices as algorithm_notices
 
 KLController = FixedKLController | AdaptiveKLController
 
@@ -32,7 +34,7 @@ KLController = FixedKLController | AdaptiveKLController
 class Run:
     """One training run.
 
-    step: steps done so far. version: number of the weights that the rollout engine holds (the step that made them).
+    surplus: scored samples that dynamic sampling holds for the next step. step: steps done so far. version: number of the weights that the rollout engine holds (the step that made them).
     """
 
     config: PPOConfig
@@ -49,6 +51,7 @@ class Run:
     roles: Roles
     tracker: Tracker
     step: int = 0
+    surplus: SampleBatch | None = None
 
     def close(self, status: str) -> Path:
         """Stop workers and write the report; returns its path."""
@@ -83,18 +86,20 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     with_critic = estimator.needs.critic
     plan = BatchPlan.make(config, len(prompts), num_devices(config.trainer), with_critic=with_critic)
     print(plan.table(), flush=True)
+    notices = [*notices, *algorithm_notices(config, policy_loss)]
     for notice in [*notices, *prompts.notices, *(val_prompts.notices if val_prompts else []), *plan.notices]:
         print_notice(notice)
     sampler = PromptSampler(
         len(prompts),
-        plan.prompts_per_step,
+        config.data.gen_batch_size or plan.prompts_per_step,
         shuffle=config.data.shuffle,
         seed=config.data.seed,
         fingerprint=prompts.fingerprint,
     )
     torch.manual_seed(config.trainer.seed)
     transformers.utils.logging.disable_progress_bar()
-    roles = build_roles(config, plan, device, model_path, tokenizer, with_critic)
+    with_reference = needs_reference_model(config, estimator, policy_loss)
+    roles = build_roles(config, plan, device, model_path, tokenizer, with_critic, with_reference)
     tracker = Tracker(
         config.trainer,
         dataclasses.asdict(config),

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
-from verl.algorithms.correction import mismatch_metrics, truncated_weights, weight_metrics
-from verl.algorithms.inputs import AdvantageInputs, AdvantageOptions, PolicyLossOptions
+from verl.algorithms.correction import mismatch_metrics
+from verl.algorithms.filtering import pf_ppo_resample, pf_ppo_weights
+from verl.algorithms.inputs import AdvantageInputs
 from verl.algorithms.kl import apply_kl_penalty, batch_kl
+from verl.algorithms.registry import AdvantageEstimator
 from verl.algorithms.segments import place_scores
-from verl.config.derived import clip_range
+from verl.config.derived import name_list
 from verl.core.rollout_engine.api import Completion, Request, SamplingParams
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import RewardError
 from verl.rewards.manager import RewardHandle
 from verl.rewards.types import RewardInput, RewardResult
+from verl.trainer.algorithm import advantage_options, aggregation, loss_options
+from verl.trainer.correction import correct, read_correction
 from verl.trainer.losses import ActorLoss, CriticLoss, mismatch_of_update, select_tokens, with_loss_weights
 from verl.trainer.run import Run
 from verl.trainer.steplog import StepLog
@@ -79,7 +84,9 @@ def completion_columns(completions: list[Completion]) -> dict:
 def submit_rewards(run: Run, batch: SampleBatch) -> RewardHandle:
     """Start scoring every sample; scoring goes on in other processes while this one does."""
     texts = run.tokenizer.batch_decode([ids.tolist() for ids in batch["response_ids"].rows()], skip_special_tokens=True)
-    columns = zip(batch["data_source"], texts, batch["ground_truth"], batch["extra_info"])
+    mask = batch["response_mask"]
+    tokens = mask.with_values(mask.values.long()).sums().tolist()
+    columns = zip(batch["data_source"], texts, batch["ground_truth"], batch["extra_info"], tokens)
     return run.rewards.submit([RewardInput(*row) for row in columns])
 
 
@@ -131,38 +138,54 @@ def needs_old_log_probs(run: Run) -> bool:
     With one update a step they are those of that update's own forward, so a forward of their own would only repeat it;
     unless something before the update looks at them.
     """
-    correction, needs = run.config.algorithm.rollout_correction, run.estimator.needs
-    early = run.kl_control is not None or correction.rollout_is is not None or needs.old_log_probs
+    early = run.kl_control is not None or _corrects(run) or run.estimator.needs.old_log_probs
     return early or run.plan.actor.updates_per_step > 1 or run.policy_loss.prepare is not None
 
 
 def takes_rollout_log_probs(run: Run, batch: SampleBatch) -> bool:
-    """Whether the rollout's log-probs stand for the old policy's: as set, or because they are of the very same policy."""
+    """Whether the rollout's log-probs stand for the old policy's: as set, or because they are of the very same policy.
+
+    What dynamic sampling left over from the step before is taken so too: the ratio is then to the policy that sampled it,
+    which is exact.
+    """
     bypass = run.config.algorithm.rollout_correction.bypass_mode
     if bypass is not None:
         return bypass
-    return run.roles.same_numerics and bool((batch["policy_version"] == run.step).all())
+    fits = run.config.algorithm.filter_groups.enable or _is_current(run, batch)
+    return run.roles.same_numerics and fits and not _corrects(run)
 
 
-def measures_mismatch(run: Run) -> bool:
-    """Whether rollout and trainer log-probs are compared: as set, and where the engine's are of the whole distribution."""
+def _is_current(run: Run, batch: SampleBatch) -> bool:
+    return bool((batch["policy_version"] == run.step).all())
+
+
+def _corrects(run: Run) -> bool:
+    return read_correction(run.config.algorithm.rollout_correction).active
+
+
+def measures_mismatch(run: Run, batch: SampleBatch) -> bool:
+    """Whether rollout and trainer log-probs are compared: as set, and where the engine's are of the whole distribution.
+
+    Samples of an older policy differ from this one by the training between, which says nothing of the engines.
+    """
     exact = getattr(run.roles.rollout, "log_probs_exact", True)
-    return run.config.actor_rollout_ref.rollout.calculate_log_probs and exact
+    return run.config.actor_rollout_ref.rollout.calculate_log_probs and exact and _is_current(run, batch)
 
 
 def add_log_probs(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
     """Adds old_log_probs, ref_log_probs and values, each where the algorithm needs it."""
     temperature = run.config.actor_rollout_ref.rollout.temperature
-    if needs_old_log_probs(run) and takes_rollout_log_probs(run, batch):
+    needed = needs_old_log_probs(run) or not _is_current(run, batch)
+    if needed and takes_rollout_log_probs(run, batch):
         batch = batch.with_columns(old_log_probs=batch["rollout_log_probs"])
-    elif needs_old_log_probs(run):
+    elif needed:
         with log.time("old_log_prob"):
             old, entropy = run.roles.actor.log_probs(batch, temperature, with_entropy=True)
         batch = batch.with_columns(old_log_probs=old)
         mask = batch["response_mask"].values
         if entropy is not None:
             log.add({"actor/entropy": float(entropy.values[mask].mean())})
-        if measures_mismatch(run):
+        if measures_mismatch(run, batch):
             log.add(mismatch_metrics(old.values, batch["rollout_log_probs"].values, mask, old.lengths))
     if run.roles.ref is not None:
         with log.time("ref"):
@@ -199,34 +222,59 @@ def add_advantages(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
     """Adds token_rewards, advantages and returns, and the weights of the rollout correction."""
     batch = token_rewards(run, batch, log)
     mask, algorithm = batch["response_mask"], run.config.algorithm
-    numbers = {uid: i for i, uid in enumerate(dict.fromkeys(batch["uid"]))}
-    columns = {k: batch[k].values for k in ("values", "old_log_probs", "rollout_log_probs") if k in batch}
+    names = ("values", "old_log_probs", "ref_log_probs", "rollout_log_probs")
     inputs = AdvantageInputs(
         token_rewards=batch["token_rewards"].values,
         mask=mask.values,
         lengths=mask.lengths,
-        groups=torch.tensor([numbers[uid] for uid in batch["uid"]]),
+        groups=_group_numbers(batch),
         baseline_scores=batch.columns.get("baseline_score"),
-        reward_components={k.removeprefix("reward/"): v for k, v in batch.columns.items() if k.startswith("reward/")}
-        or None,
-        **columns,
+        reward_components=reward_components(batch, name_list(algorithm.gdpo_reward_keys), run.estimator),
+        **{name: batch[name].values for name in names if name in batch},
     )
-    options = AdvantageOptions(algorithm.gamma, algorithm.lam, algorithm.norm_adv_by_std_in_grpo)
-    advantages, returns = run.estimator(inputs, options)
+    advantages, returns = run.estimator(inputs, advantage_options(run.config, run.estimator))
     batch = batch.with_columns(advantages=mask.with_values(advantages), returns=mask.with_values(returns))
-    correction = algorithm.rollout_correction
-    if correction.rollout_is is not None:
-        weights = truncated_weights(
-            batch["old_log_probs"].values,
-            batch["rollout_log_probs"].values,
-            mask.values,
-            mask.lengths,
-            correction.rollout_is,
-            correction.rollout_is_threshold,
-        )
-        log.add(weight_metrics(weights, mask.values))
-        batch = batch.with_columns(rollout_is_weights=mask.with_values(weights))
+    correction = read_correction(algorithm.rollout_correction)
+    if correction.active:
+        batch, metrics = correct(batch, correction)
+        log.add(metrics)
     return batch
+
+
+def reward_components(batch: SampleBatch, wanted: list[str], estimator: AdvantageEstimator) -> dict[str, Tensor] | None:
+    """What the reward function returned besides `score`, by name, of every sample; None where the estimator reads none.
+
+    wanted: names to take; [] takes all.
+
+    Raises:
+        RewardError: one that is wanted was not returned for every sample.
+    """
+    if not estimator.needs.reward_components:
+        return None
+    found = {k.removeprefix("reward/"): v for k, v in batch.columns.items() if k.startswith("reward/")}
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise RewardError(
+            f"algorithm.gdpo_reward_keys: the reward function did not return {', '.join(missing)} for every sample. It "
+            f"returned {', '.join(found)}."
+        )
+    return {name: found[name] for name in wanted or found}
+
+
+def draw_by_reward(run: Run, batch: SampleBatch) -> SampleBatch:
+    """For PF-PPO: as many samples, drawn anew with replacement, those of clear reward more often; else `batch` itself."""
+    if not run.config.algorithm.use_pf_ppo:
+        return batch
+    options = run.config.algorithm.pf_ppo
+    weights = pf_ppo_weights(batch["score"], _group_numbers(batch), options.reweight_method, options.weight_pow)
+    generator = torch.Generator().manual_seed(run.config.trainer.seed * 1_000_003 + run.step)
+    return batch.select(pf_ppo_resample(weights, generator))
+
+
+def _group_numbers(batch: SampleBatch) -> Tensor:
+    """int64 [B], equal for samples of one prompt."""
+    numbers = {uid: i for i, uid in enumerate(dict.fromkeys(batch["uid"]))}
+    return torch.tensor([numbers[uid] for uid in batch["uid"]])
 
 
 def mini_batches(batch: SampleBatch, size: int, epochs: int, shuffle_seed: int | None = None) -> Iterator[SampleBatch]:
@@ -249,6 +297,7 @@ TRAINED_ON = [
     "returns",
     "values",
     "rollout_is_weights",
+    "loss_mask",
 ]
 
 
@@ -257,20 +306,25 @@ def _trained_columns(batch: SampleBatch) -> SampleBatch:
     return SampleBatch({name: batch[name] for name in TRAINED_ON if name in batch})
 
 
+def _kept_tokens(batch: SampleBatch) -> SampleBatch:
+    """The samples without the tokens that the rollout correction rejects: they have no part in the policy's loss."""
+    return batch.with_columns(response_mask=batch["loss_mask"]) if "loss_mask" in batch else batch
+
+
 def update_actor(run: Run, batch: SampleBatch, log: StepLog) -> None:
     """All of the step's optimizer updates of the policy."""
     actor, plan = run.config.actor_rollout_ref.actor, run.plan.actor
-    options = PolicyLossOptions(*clip_range(actor), actor.clip_ratio_c)
+    options, mode = loss_options(run.config, run.policy_loss), aggregation(run.config, run.policy_loss)
     temperature = run.config.actor_rollout_ref.rollout.temperature
     kl_coef = actor.kl_loss_coef if actor.use_kl_loss else 0.0
     loss = ActorLoss(run.policy_loss, options, temperature, actor.entropy_coeff, kl_coef, actor.kl_loss_type)
     scale = actor.loss_scale_factor or run.config.data.max_response_length
     seed = actor.data_loader_seed + run.step if actor.shuffle else None
-    measures = measures_mismatch(run)
+    measures = measures_mismatch(run, batch)
     updates = []
     with log.time("update_actor"):
-        for mini in mini_batches(_trained_columns(batch), plan.mini_batch_samples, plan.passes, seed):
-            mini = select_tokens(with_loss_weights(mini, actor.loss_agg_mode, scale), run.policy_loss, options)
+        for mini in mini_batches(_kept_tokens(_trained_columns(batch)), plan.mini_batch_samples, plan.passes, seed):
+            mini = select_tokens(with_loss_weights(mini, mode, scale), run.policy_loss, options)
             # Only the first update's policy is the one that sampled.
             loss.measure_mismatch = not updates and measures and "training/rollout_probs_diff_mean" not in log.metrics
             updates.append(run.roles.actor.train_batch(mini, loss))
@@ -290,12 +344,12 @@ def update_critic(run: Run, batch: SampleBatch, log: StepLog) -> None:
     if run.roles.critic is None or run.plan.critic is None:
         return
     critic, plan = run.config.critic, run.plan.critic
-    loss = CriticLoss(critic.cliprange_value)
+    loss, mode = CriticLoss(critic.cliprange_value), critic.loss_agg_mode or "token-mean"
     scale = run.config.actor_rollout_ref.actor.loss_scale_factor or run.config.data.max_response_length
     updates = []
     with log.time("update_critic"):
         for mini in mini_batches(_trained_columns(batch), plan.mini_batch_samples, plan.passes):
-            updates.append(run.roles.critic.train_batch(with_loss_weights(mini, critic.loss_agg_mode, scale), loss))
+            updates.append(run.roles.critic.train_batch(with_loss_weights(mini, mode, scale), loss))
     metrics = averages(updates)
     if "mfu" in metrics:
         log.add({"perf/mfu/critic": metrics.pop("mfu")})

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from verl.core.rollout_engine.api import SamplingParams
 from verl.data.batch import SampleBatch
+from verl.rewards.at_k import summary
 from verl.trainer import stages
 from verl.trainer.run import Run
 
@@ -32,7 +33,9 @@ def validate(run: Run) -> dict[str, float]:
 
     Returns:
         val/test_score/<data_source>: mean score. val-core/<data_source>/reward/mean@n: the same, by the name of newer
-        scripts. val-aux/<data_source>/<metric>/mean@n: other numbers of the reward. val/response_length/mean.
+        scripts; acc in place of reward: where the reward reports it. With several samples a prompt, best@k/mean,
+        worst@k/mean and maj@k/mean of both: of k = n under val-core, of smaller k and the worst under val-aux.
+        val-aux/<data_source>/<metric>/mean@n: other numbers of the reward. val/response_length/mean.
     """
     if run.val_prompts is None:
         return {}
@@ -48,13 +51,17 @@ def validate(run: Run) -> dict[str, float]:
     for result in results:
         stages.say_failures(run, result)
     scores = [s for r in results for s in r.scores]
-    metrics = {}
-    for source, mean in _means(batch["data_source"], scores).items():
+    answers = [a for r in results for a in r.answers or [None] * len(r.scores)]
+    sources, metrics = batch["data_source"], {}
+    for source, mean in _means(sources, scores).items():
         metrics |= {f"val/test_score/{source}": mean, f"val-core/{source}/reward/mean@{how.n}": mean}
+    metrics |= _at_k(sources, "reward", scores, answers, how.n)
     for name in sorted({n for r in results for n in r.metrics}):
         column = [v for r in results for v in r.metrics.get(name, [None] * len(r.scores))]
-        means = _means(batch["data_source"], column)
-        metrics |= {f"val-aux/{source}/{name}/mean@{how.n}": mean for source, mean in means.items()}
+        kind = "val-core" if name == "acc" else "val-aux"
+        metrics |= {f"{kind}/{source}/{name}/mean@{how.n}": mean for source, mean in _means(sources, column).items()}
+        if name == "acc":
+            metrics |= _at_k(sources, name, column, answers, how.n)
     metrics["val/response_length/mean"] = float(batch["response_ids"].lengths.double().mean())
     metrics["val/reward_failures"] = sum(r.failures for r in results)
     _log_samples(run, batch, scores)
@@ -68,6 +75,27 @@ def _means(sources: list[str], values: list[float | None]) -> dict[str, float]:
         if value is not None:
             columns[source].append(value)
     return {source: sum(column) / len(column) for source, column in columns.items()}
+
+
+def _at_k(
+    sources: list[str], name: str, values: list[float | None], answers: list[str | None], n: int
+) -> dict[str, float]:
+    """Best, worst and majority of k of the n samples of a prompt, which lie side by side, by data source."""
+    if n == 1:
+        return {}
+    by_source: dict[str, list[int]] = defaultdict(list)
+    for start in range(0, len(values), n):
+        if None not in values[start : start + n]:
+            by_source[sources[start]].append(start)
+    metrics = {}
+    for source, starts in by_source.items():
+        groups = [[v for v in values[start : start + n] if v is not None] for start in starts]
+        votes = [answers[start : start + n] for start in starts]
+        voted = votes if any(answer is not None for group in votes for answer in group) else None
+        for kind, value in summary(groups, voted).items():
+            core = kind in (f"best@{n}/mean", f"maj@{n}/mean")
+            metrics[f"val-{'core' if core else 'aux'}/{source}/{name}/{kind}"] = value
+    return metrics
 
 
 def _log_samples(run: Run, batch: SampleBatch, scores: list[float]) -> None:

@@ -21,8 +21,13 @@ CPU = torch.device("cpu")
 def make_engine(limit=MicroBatching(10_000), model=None, **options):
     packed = model or make_pair()[0]
     wrapped = PolicyModel(packed) if not hasattr(packed, "score") else ValueModel(packed)
-    settings = {"optim": OptimConfig(lr=1e-2), "total_updates": 10, "fsdp": FSDPConfig()} | options
-    return FSDPEngine(wrapped, device=CPU, dtype=torch.float32, train_limit=limit, infer_limit=limit, **settings)
+    settings = {
+        "optim": OptimConfig(lr=1e-2),
+        "total_updates": 10,
+        "fsdp": FSDPConfig(),
+        "dtype": torch.float32,
+    } | options
+    return FSDPEngine(wrapped, device=CPU, train_limit=limit, infer_limit=limit, **settings)
 
 
 def training_batch(mode="token-mean"):
@@ -142,6 +147,22 @@ def test_a_checkpoint_brings_back_weights_moments_and_schedule(tmp_path):
     resumed = make_engine(optim=optim, model=make_pair(seed=9)[0])
     resumed.load(tmp_path)
     assert resumed.train_batch(batch, actor_loss()) == want
+    for name, tensor in resumed.export_weights():
+        assert torch.equal(tensor, dict(unbroken.export_weights())[name])
+
+
+def test_a_forward_without_an_update_leaves_weights_and_checkpoint_as_they_are(tmp_path):
+    batch = training_batch()
+    unbroken = make_engine(dtype=torch.bfloat16)
+    unbroken.train_batch(batch, actor_loss())
+    before = dict(unbroken.export_weights())
+    unbroken.log_probs(batch, 1.0)
+    after = dict(unbroken.export_weights())
+    assert all(after[n].dtype == torch.float32 and after[n].data_ptr() == before[n].data_ptr() for n in before)
+    unbroken.save(tmp_path)
+    resumed = make_engine(model=make_pair(seed=9)[0], dtype=torch.bfloat16)
+    resumed.load(tmp_path)
+    assert resumed.train_batch(batch, actor_loss()) == unbroken.train_batch(batch, actor_loss())
     for name, tensor in resumed.export_weights():
         assert torch.equal(tensor, dict(unbroken.export_weights())[name])
 

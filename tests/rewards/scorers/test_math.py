@@ -17,7 +17,13 @@ from verl.rewards.scorers.math import score_math
     ],
 )
 def test_score(truth, solution, score, boxed):
-    assert score_math("math", solution, truth, {}) == {"score": score, "format": boxed}
+    got = score_math("math", solution, truth, {})
+    assert (got["score"], got["format"]) == (score, boxed)
+
+
+def test_the_answer_is_reported_for_votes():
+    assert score_math("math", "so $x = \\boxed{18}$", "18", {})["pred"] == "18"
+    assert score_math("math", "I do not know", "18", {})["pred"] is None
 
 
 def test_an_unreadable_truth_is_an_error():

@@ -8,12 +8,26 @@ from verl.config.schema.actor import (
     PolicyLossConfig,
     RefConfig,
 )
-from verl.config.schema.algorithm import AlgorithmConfig, KLControlConfig, RolloutCorrectionConfig
+from verl.config.schema.algorithm import (
+    AlgorithmConfig,
+    FilterGroupsConfig,
+    KLControlConfig,
+    PFPPOConfig,
+    RolloutCorrectionConfig,
+)
 from verl.config.schema.data import DataConfig
 from verl.config.schema.engine import CheckpointConfig, FSDPConfig, OptimConfig
-from verl.config.schema.reward import CustomRewardConfig, RewardConfig, RewardManagerConfig
+from verl.config.schema.reward import (
+    CustomRewardConfig,
+    OverlongBufferConfig,
+    RewardConfig,
+    RewardKwargsConfig,
+    RewardManagerConfig,
+)
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig, WeightSyncConfig
 from verl.config.schema.root import ActorRolloutRefConfig, PPOConfig
+from verl.config.schema.sft import SFTConfig, SFTDataConfig
+from verl.config.schema.tools import EvalConfig, GenerationConfig
 from verl.config.schema.trainer import TrainerConfig
 
 __all__ = [
@@ -25,17 +39,25 @@ __all__ = [
     "CriticModelConfig",
     "CustomRewardConfig",
     "DataConfig",
+    "EvalConfig",
     "FSDPConfig",
+    "FilterGroupsConfig",
+    "GenerationConfig",
     "KLControlConfig",
     "ModelConfig",
     "OptimConfig",
+    "OverlongBufferConfig",
+    "PFPPOConfig",
     "PPOConfig",
     "PolicyLossConfig",
     "RefConfig",
     "RewardConfig",
+    "RewardKwargsConfig",
     "RewardManagerConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
+    "SFTConfig",
+    "SFTDataConfig",
     "TrainerConfig",
     "ValSamplingConfig",
     "WeightSyncConfig",

@@ -6,6 +6,8 @@ from typing import Any
 from verl.config.schema.engine import CheckpointConfig, FSDPConfig, OptimConfig
 from verl.config.schema.options import opt
 
+_KL_VALUES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+KL_KINDS = (*_KL_VALUES, *(f"{kind}+" for kind in _KL_VALUES))
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
@@ -23,11 +25,26 @@ class ModelConfig:
         "would take more than a quarter of the device's memory",
     )
     override_config: dict[str, Any] = opt({}, "values that replace those of the model's config.json")
+    lora_rank: int = opt(
+        0, "train adapters of this rank (LoRA) and leave the model as it is; 0: train the model", min=0
+    )
+    lora_alpha: float = opt(16, "LoRA: the adapters count lora_alpha / lora_rank", above=0)
+    target_modules: Any = opt("all-linear", "LoRA: layers that get one: all-linear, or a list such as [q_proj,v_proj]")
+    exclude_modules: Any = opt(None, "LoRA: layers that get none, a name or a list")
 
 
 @dataclass
 class PolicyLossConfig:
     loss_mode: str = opt("vanilla", "policy loss, a name in the registry")
+    clip_cov_ratio: float | None = opt(None, "clip_cov: share of tokens that lose their gradient", above=0, max=1)
+    clip_cov_lb: float | None = opt(None, "clip_cov: they are drawn among tokens with a covariance above this")
+    clip_cov_ub: float | None = opt(None, "clip_cov: and below this")
+    kl_cov_ratio: float | None = opt(None, "kl_cov: share of tokens that are pulled to the old policy", above=0, max=1)
+    ppo_kl_coef: float | None = opt(None, "kl_cov: weight of that pull", min=0)
+    tau_pos: float | None = opt(None, "sapo: steepness of the gate where the advantage is positive", above=0)
+    tau_neg: float | None = opt(None, "sapo: and elsewhere", above=0)
+    dro_beta: float | None = opt(None, "dro: weight of the quadratic pull to the old policy", min=0)
+    options: dict[str, Any] = opt({}, "options of a policy loss of your own, by the names that it registered")
 
 
 @dataclass
@@ -47,14 +64,21 @@ class ActorConfig:
     clip_ratio_high: float | None = opt(None, "clip range above; null: clip_ratio", above=0)
     clip_ratio_c: float = opt(3.0, "dual clip: bound of the ratio where the advantage is negative", above=1)
     policy_loss: PolicyLossConfig = opt(PolicyLossConfig, "which policy loss")
-    loss_agg_mode: str = opt("token-mean", "how token losses become one number", choices=AGGREGATIONS)
+    loss_agg_mode: str | None = opt(
+        None,
+        "how token losses become one number; null: as the policy loss's paper has it (seq-mean-token-mean for gspo and "
+        "geo_mean), else token-mean",
+        choices=AGGREGATIONS,
+    )
     loss_scale_factor: float | None = opt(
         None, "seq-mean-token-sum-norm: the divisor; null: data.max_response_length", above=0
     )
     entropy_coeff: float = opt(0.0, "weight of the entropy bonus")
     use_kl_loss: bool = opt(False, "add a KL term against the reference policy to the loss")
     kl_loss_coef: float = opt(0.001, "weight of that term", min=0)
-    kl_loss_type: str = opt("low_var_kl", "its estimator", choices=("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"))
+    kl_loss_type: str = opt(
+        "low_var_kl", "its estimator; with + it has the unbiased gradient of k2 at its own value", choices=KL_KINDS
+    )
     use_torch_compile: bool = opt(
         True, "compile the decoder layers and the loss kernels on a GPU (some seconds at the first step)"
     )
@@ -101,8 +125,10 @@ class CriticConfig:
     ppo_max_token_len_per_gpu: int = opt(32768, "tokens a packed micro-batch on one device holds at most", min=1)
     ppo_epochs: int = opt("${actor_rollout_ref.actor.ppo_epochs}", "passes over a step's samples", min=1)  # type: ignore[assignment]
     cliprange_value: float = opt(0.5, "clip range of the value around its old value", above=0)
-    loss_agg_mode: str = opt(
-        "${actor_rollout_ref.actor.loss_agg_mode}", "how token losses become one number", choices=AGGREGATIONS
+    loss_agg_mode: str | None = opt(
+        "${actor_rollout_ref.actor.loss_agg_mode}",
+        "how token losses become one number; null: token-mean",
+        choices=AGGREGATIONS,
     )
     model: CriticModelConfig = opt(CriticModelConfig, "value model")
     optim: OptimConfig = opt(lambda: OptimConfig(lr=1e-5), "optimizer")

@@ -15,6 +15,9 @@ class DataConfig:
     prompt_key: str = opt("prompt", "column with the chat messages")
     reward_fn_key: str = opt("data_source", "column that selects the scorer")
     train_batch_size: int = opt(1024, "prompts a step (each gives rollout.n samples)", min=1)
+    gen_batch_size: int | None = opt(
+        None, "dynamic sampling: prompts drawn at once until a step is full; null: train_batch_size", min=1
+    )
     val_batch_size: int | None = opt(None, "prompts a validation batch; null: all at once", min=1)
     max_prompt_length: int = opt(512, "longest prompt, in tokens", min=1)
     max_response_length: int = opt(512, "longest response, in tokens", min=1)

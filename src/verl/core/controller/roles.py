@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from verl.config.batch_plan import BatchPlan
-from verl.config.derived import needs_reference, num_devices
+from verl.config.derived import num_devices
 from verl.config.schema import FSDPConfig, PPOConfig
 from verl.core.model_engine.api import MicroBatching, ModelEngine
 from verl.core.model_engine.fsdp_engine import FSDPEngine
 from verl.core.model_engine.loading import DTYPES, load_config, load_policy, load_value_model, resolve_model_path
+from verl.core.model_engine.lora import BaseReference, add_adapters
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.parallel import ensure_process_group
 from verl.core.rollout_engine.api import RolloutEngine
@@ -44,16 +45,14 @@ class Roles:
         self.rollout.close()
 
 
-def choose_device(wanted: str | None) -> torch.device:
+def choose_device(wanted: str | None, key: str = "trainer.device") -> torch.device:
     """`wanted`, or cuda where there is one.
 
     Raises:
         ConfigError: cuda is asked for and there is none.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "trainer.device=cuda: this machine has no usable GPU. Leave trainer.device out to run on the CPU."
-        )
+        raise ConfigError(f"{key}=cuda: this machine has no usable GPU. Leave {key} out to run on the CPU.")
     return torch.device("cuda", 0) if wanted != "cpu" and torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -72,7 +71,13 @@ def check_placement(config: PPOConfig) -> None:
 
 
 def build_roles(
-    config: PPOConfig, plan: BatchPlan, device: torch.device, model_path: str, tokenizer: Any, with_critic: bool
+    config: PPOConfig,
+    plan: BatchPlan,
+    device: torch.device,
+    model_path: str,
+    tokenizer: Any,
+    with_critic: bool,
+    with_reference: bool,
 ) -> Roles:
     """All engines on one device, in this process.
 
@@ -96,14 +101,16 @@ def build_roles(
         pad_token_id=tokenizer.pad_token_id,
     )
     notices += [reason] if reason else []
-    ref = _build_ref(config, device, model_path) if needs_reference(config) else None
+    lora = section.model.lora_rank > 0
+    ref = (BaseReference(actor) if lora else _build_ref(config, device, model_path)) if with_reference else None
     critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
     native = section.rollout.name == "native" and reason is None
-    same = native and getattr(rollout, "dtype", None) == _compute_dtype(section.actor.fsdp_config, device)
+    # Merged weights are rounded once, adapters apart from them are not.
+    same = native and not lora and getattr(rollout, "dtype", None) == compute_dtype(section.actor.fsdp_config, device)
     return Roles(actor, rollout, ref, critic, same, notices)
 
 
-def _compute_dtype(fsdp: FSDPConfig, device: torch.device) -> torch.dtype:
+def compute_dtype(fsdp: FSDPConfig, device: torch.device) -> torch.dtype:
     """What the model computes in: as set, else bf16 on a GPU and the weights' precision on a CPU."""
     return DTYPES[fsdp.dtype or ("bf16" if device.type == "cuda" else fsdp.model_dtype)]
 
@@ -119,10 +126,12 @@ def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model
     hf = load_policy(
         model_path, hf_config, DTYPES[actor.fsdp_config.model_dtype], trust_remote_code=model.trust_remote_code
     )
+    if model.lora_rank > 0:
+        add_adapters(hf, model, model_path)
     engine = FSDPEngine(
         PolicyModel(hf, compiled=actor.use_torch_compile),
         device=device,
-        dtype=_compute_dtype(actor.fsdp_config, device),
+        dtype=compute_dtype(actor.fsdp_config, device),
         fsdp=actor.fsdp_config,
         train_limit=_limit(actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu, actor.use_dynamic_bsz),
         infer_limit=_limit(
@@ -143,7 +152,7 @@ def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model
 def _build_ref(config: PPOConfig, device: torch.device, model_path: str) -> FSDPEngine:
     """The frozen policy, kept in the precision that the actor computes in: its log-probs equal the actor's first ones."""
     section, ref = config.actor_rollout_ref, config.actor_rollout_ref.ref
-    dtype = _compute_dtype(section.actor.fsdp_config, device)
+    dtype = compute_dtype(section.actor.fsdp_config, device)
     hf_config = load_config(
         model_path, trust_remote_code=section.model.trust_remote_code, override=section.model.override_config
     )
@@ -176,7 +185,7 @@ def _build_critic(config: PPOConfig, plan: BatchPlan, device: torch.device, toke
     return FSDPEngine(
         ValueModel(hf),
         device=device,
-        dtype=_compute_dtype(critic.fsdp_config, device),
+        dtype=compute_dtype(critic.fsdp_config, device),
         fsdp=critic.fsdp_config,
         train_limit=limit,
         infer_limit=limit,

@@ -80,7 +80,8 @@ class _LinearLogProb(torch.autograd.Function):
         chunk, inverse_temperature, with_entropy, compiled = ctx.options
         kernel = _kernel("backward", compiled)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        trained = ctx.needs_input_grad[1]  # not where adapters alone are
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if trained else None
         for start in range(0, hidden.shape[0], chunk):
             at = slice(start, start + chunk)
             h = hidden[at]
@@ -95,11 +96,13 @@ class _LinearLogProb(torch.autograd.Function):
                 with_entropy,
             )
             grad_hidden[at] = grad_logits @ weight
+            if grad_weight is None:
+                continue
             if grad_weight.dtype == grad_logits.dtype:
                 grad_weight.addmm_(grad_logits.t(), h)
             else:
                 grad_weight += grad_logits.t() @ h
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
 
 
 def linear_log_probs(

@@ -15,12 +15,21 @@ from torch.distributed.tensor import DTensor
 from verl.config.schema import CheckpointConfig, FSDPConfig, OptimConfig
 from verl.core.checkpoint_engine.disk import load_sharded, save_hf_side, save_sharded
 from verl.core.model_engine.api import MicroBatching, TokenLoss, TokenOutputs
+from verl.core.model_engine.lora import (
+    adapter_settings,
+    freeze_base,
+    is_adapter,
+    merged,
+    plain_name,
+    save_adapter,
+    scale_of,
+)
 from verl.core.model_engine.memory import keep_freed_memory, needs_checkpointing, peak_flops, train_flops
 from verl.core.model_engine.metrics import Metric, merge_into, reduce
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, move_state
 from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens, split_sharing_prompts
-from verl.core.model_engine.parallel import compile_layers, make_mesh, shard
+from verl.core.model_engine.parallel import compile_layers, make_mesh, reshard, shard
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import CheckpointError
 
@@ -58,7 +67,10 @@ class FSDPEngine:
         self.checkpoint = checkpoint or CheckpointConfig()
         self.tokenizer = tokenizer
         self.hf_config, self.generation_config = model.hf.config, getattr(model.hf, "generation_config", None)
+        self.adapter = adapter_settings(model.hf)
         model.requires_grad_(optim is not None)
+        if self.adapter is not None and optim is not None:
+            freeze_base(model)
         if gradient_checkpointing is None:
             gradient_checkpointing = needs_checkpointing(self.hf_config, train_limit.max_tokens, dtype, device)
         if gradient_checkpointing and optim is not None:
@@ -96,7 +108,7 @@ class FSDPEngine:
         groups = self._micro_batches(batch, self.infer_limit)
         with self._resident():
             parts = [forward(self._pack(batch.select(g))) for g in groups]
-            self.model.reshard()
+            reshard(self.model)
         values = torch.cat(parts).cpu()
         order = torch.cat(groups)
         if torch.equal(order, torch.arange(len(batch))):
@@ -161,7 +173,7 @@ class FSDPEngine:
                 optimizer.step()
             self.updates += 1
             optimizer.zero_grad(set_to_none=True)
-            self.model.reshard()
+            reshard(self.model)
         numbers = reduce(totals, self.device)
         if (peak := peak_flops(self.device)) is not None:
             if self.device.type == "cuda":
@@ -199,7 +211,7 @@ class FSDPEngine:
 
     def _offload_parameters(self) -> None:
         if self.fsdp.param_offload and self.device.type == "cuda":
-            self.model.reshard()
+            reshard(self.model)
             self.model.to("cpu")
 
     @contextlib.contextmanager
@@ -218,14 +230,10 @@ class FSDPEngine:
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name in the Hugging Face checkpoint, whole tensor) of every parameter; tied weights once.
 
-        On one rank the tensors are the parameters themselves, not copies.
+        On one rank the tensors are the parameters themselves, not copies; weights with an adapter are merged copies.
         """
-        for name, parameter in self._named_parameters():
-            if isinstance(parameter, DTensor):
-                whole = parameter.to_local() if dist.get_world_size() == 1 else parameter.full_tensor()
-            else:
-                whole = parameter
-            yield name, whole.detach()
+        whole = ((name, _whole(parameter)) for name, parameter in self._named_parameters())
+        yield from whole if self.adapter is None else merged(whole, scale_of(self.adapter))
 
     def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
@@ -235,7 +243,8 @@ class FSDPEngine:
         """Write model/, optimizer/, extra.pt and huggingface/ (as checkpoint.save_contents says) into `folder`."""
         contents = self.checkpoint.save_contents
         if "model" in contents:
-            save_sharded({n: p.detach() for n, p in self._named_parameters()}, folder / "model")
+            save_sharded(self._trained_weights(), folder / "model")
+            self._save_adapter(folder)
         if "optimizer" in contents and self.optimizer is not None:
             save_sharded(self._optimizer_tensors(), folder / "optimizer")
         if dist.get_rank() == 0:
@@ -252,7 +261,7 @@ class FSDPEngine:
         contents = self.checkpoint.load_contents
         with torch.no_grad():
             if "model" in contents:
-                load_sharded({n: p.detach() for n, p in self._named_parameters()}, folder / "model")
+                load_sharded(self._trained_weights(), folder / "model")
             if "optimizer" in contents and self.optimizer is not None:
                 load_sharded(self._optimizer_tensors(), folder / "optimizer")
         if "extra" in contents:
@@ -262,6 +271,16 @@ class FSDPEngine:
                     f"{path} is missing; leave 'extra' out of checkpoint.load_contents to start its schedule anew."
                 )
             self.updates = torch.load(path, weights_only=True)["updates"]
+
+    def _trained_weights(self) -> dict[str, Tensor]:
+        """All parameters by name; of a model with adapters, those alone."""
+        return {n: p.detach() for n, p in self._named_parameters() if self.adapter is None or is_adapter(n)}
+
+    def _save_adapter(self, folder: Path) -> None:
+        if self.adapter is not None:
+            weights = {plain_name(n): _whole(p) for n, p in self._trained_weights().items()}
+            if dist.get_rank() == 0:
+                save_adapter(folder, self.adapter, weights)
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state by parameter name; state of a parameter that has had no update yet is made, as zeros."""
@@ -277,3 +296,10 @@ class FSDPEngine:
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             tensors |= {f"{name}.{key}": value for key, value in state.items()}
         return tensors
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    """The whole tensor of a sharded parameter: on one rank the parameter itself, else a copy."""
+    if isinstance(parameter, DTensor):
+        parameter = parameter.to_local() if dist.get_world_size() == 1 else parameter.full_tensor()
+    return parameter.detach()

@@ -91,7 +91,14 @@ def load_config(
     return config
 
 
-def load_policy(path: str, config, dtype: torch.dtype, *, trust_remote_code: bool = False) -> nn.Module:
+def load_policy(
+    path: str,
+    config,
+    dtype: torch.dtype,
+    *,
+    trust_remote_code: bool = False,
+    key: str = "actor_rollout_ref.model.path",
+) -> nn.Module:
     """A causal language model in `dtype` with packed attention, on the CPU; its config keeps the checkpoint's dtype."""
     from transformers import AutoModelForCausalLM
 
@@ -99,7 +106,7 @@ def load_policy(path: str, config, dtype: torch.dtype, *, trust_remote_code: boo
     model = _from_hub(
         "model",
         path,
-        "actor_rollout_ref.model.path",
+        key,
         lambda: AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=trust_remote_code
         ),

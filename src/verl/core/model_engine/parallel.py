@@ -67,3 +67,13 @@ def shard(
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
     return model
+
+
+def reshard(model: nn.Module) -> None:
+    """Free gathered parameters of every layer, so that the model's parameters are the optimizer's own again.
+
+    A forward without a backward leaves them gathered, and then `parameters()` gives copies in the computation's dtype.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -5,7 +5,7 @@ from typing import Any
 from verl.rewards.registry import register_scorer
 
 
-@register_scorer("tiny/*", quick=True)
+@register_scorer("tiny/*", quick=True, answer=str.strip)
 def score_exact(data_source: str, solution_str: str, ground_truth: Any, extra_info: dict) -> float:
     """1 if the response is the ground truth and nothing else, white space at both ends aside.
 

@@ -40,7 +40,13 @@ def as_decimal(number: str) -> Decimal:
     return -value if negative else value
 
 
-@register_scorer("openai/gsm8k", "gsm8k", quick=True)
+def answer_text(text: str) -> str | None:
+    """`strict_answer` in its shortest form, so that 42 and 42.0 are one vote."""
+    value = strict_answer(text)
+    return None if value is None else f"{value.normalize():f}"
+
+
+@register_scorer("openai/gsm8k", "gsm8k", quick=True, answer=answer_text)
 def score_gsm8k(data_source: str, solution_str: str, ground_truth: Any, extra_info: dict) -> dict[str, float]:
     """Score 1 if the number after the last `####` equals the ground truth.
 

@@ -20,8 +20,8 @@ SECONDS_A_SAMPLE = 10.0
     timeout=SECONDS_A_SAMPLE,
     imports=("math_verify",),
 )
-def score_math(data_source: str, solution_str: str, ground_truth: Any, extra_info: dict) -> dict[str, float]:
-    """Score 1 if the response's final answer equals the ground truth; `format` is 1 if it is in a `\\boxed{}`.
+def score_math(data_source: str, solution_str: str, ground_truth: Any, extra_info: dict) -> dict[str, Any]:
+    """Score 1 if the response's final answer equals the ground truth; `format` is 1 if it is in a `\\boxed{}`; `pred` is the answer.
 
     Runs in a worker process: symbolic comparison may take for ever on a strange answer, and is then a counted failure.
     """
@@ -38,4 +38,5 @@ def score_math(data_source: str, solution_str: str, ground_truth: Any, extra_inf
     return {
         "score": float(bool(verify(truth, answer, timeout_seconds=None))),
         "format": float("\\boxed{" in solution_str),
+        "pred": str(answer[-1]) if answer else None,
     }

@@ -8,6 +8,7 @@ from verl.trainer import checkpoints, stages
 from verl.trainer.interrupt import Interrupt
 from verl.trainer.metrics import batch_metrics, performance_metrics
 from verl.trainer.run import Run
+from verl.trainer.sampling import NoSpreadError, fill_step
 from verl.trainer.steplog import StepLog
 from verl.trainer.validation import validate
 
@@ -20,11 +21,16 @@ def train(run: Run) -> str:
         run.tracker.log(first, step=run.step)
     if trainer.val_only:
         return "finished"
+    log = StepLog()
     with Interrupt() as interrupt:
         while run.step < run.plan.total_steps:
-            log = StepLog()
-            with log.time("step"):
-                batch = train_step(run, log)
+            done, log = log.metrics, StepLog()
+            try:
+                with log.time("step"):
+                    batch = train_step(run, log)
+            except NoSpreadError:
+                checkpoints.save_if_new(run, done)
+                raise
             stages.warn_of_mismatch(run, log)
             log.add(batch_metrics(batch, run.config.data.max_prompt_length, run.config.data.max_response_length))
             log.add(performance_metrics(batch, log, num_devices(trainer)))
@@ -46,21 +52,27 @@ def train(run: Run) -> str:
 
 def train_step(run: Run, log: StepLog) -> SampleBatch:
     """One step of the algorithm: samples from the current policy, their advantages, the updates, the new weights."""
-    prompts = stages.draw_prompts(run)
-    with log.time("gen"):
-        batch = stages.generate(run, prompts, stages.training_sampling(run), first_stream=run.step * len(prompts))
-    rewards = stages.submit_rewards(run, batch)
-    batch = stages.add_baselines(run, batch, prompts, log)
+    rewards = None
+    if run.config.algorithm.filter_groups.enable:
+        batch = fill_step(run, log)
+    else:
+        prompts = stages.draw_prompts(run)
+        with log.time("gen"):
+            batch = stages.generate(run, prompts, stages.training_sampling(run), first_stream=run.step * len(prompts))
+        rewards = stages.submit_rewards(run, batch)
+        batch = stages.add_baselines(run, batch, prompts, log)
     if run.config.actor_rollout_ref.rollout.free_cache_engine:
         run.roles.rollout.sleep()
     batch = stages.add_log_probs(run, batch, log)  # rewards are computed in other processes meanwhile
-    with log.time("reward"):
-        batch = stages.collect_rewards(run, batch, rewards, log)
+    if rewards is not None:
+        with log.time("reward"):
+            batch = stages.collect_rewards(run, batch, rewards, log)
     with log.time("adv"):
         batch = stages.add_advantages(run, batch, log)
-    stages.update_critic(run, batch, log)
+    trained = stages.draw_by_reward(run, batch)
+    stages.update_critic(run, trained, log)
     if run.step >= run.config.trainer.critic_warmup:
-        stages.update_actor(run, batch, log)
+        stages.update_actor(run, trained, log)
     with log.time("update_weights"):
         run.roles.sync_weights(version=run.step + 1)
     return batch

@@ -1,0 +1,35 @@
+"""`python3 -m verl.trainer.sft_trainer data.train_files=FILE model.path=MODEL`: supervised fine-tuning on conversations."""
+
+from __future__ import annotations
+
+import sys
+
+from verl.config.command import handle_flags, run_main
+from verl.config.compose import compose
+from verl.config.schema import SFTConfig
+
+USAGE = """usage: python3 -m verl.trainer.sft_trainer data.train_files=FILE model.path=MODEL [key=value ...]
+
+FILE is parquet or jsonl with chat messages in the column data.messages_key; the assistant's turns are trained.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Train; returns the exit status (0, or 130 after Ctrl-C)."""
+    config: SFTConfig = compose(handle_flags(argv, SFTConfig, USAGE), SFTConfig)
+    from verl.trainer.sft import prepare, train
+
+    run = prepare(config)
+    status = "failed"
+    try:
+        status = train(run)
+    except KeyboardInterrupt:
+        status = "interrupted"
+    finally:
+        report = run.tracker.finish(status)
+        print(f"{status}: checkpoints and metrics.jsonl are in {run.store.folder}, the report is {report}")
+    return 0 if status == "finished" else 130
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main, sys.argv[1:]))
