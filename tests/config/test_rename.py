@@ -178,6 +178,7 @@ def test_references_to_old_names():
         ("actor_rollout_ref.rollout.multi_turn.enable=True", "multi-turn"),
         ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "leave it at 1"),
         ("actor_rollout_ref.actor.fsdp_config.fsdp_size=4", "leave it -1"),
+        ("critic.model.lora_rank=8", "LoRA trains the policy's model alone"),
         ("actor_rollout_ref.model.external_lib=x", "trainer.plugins"),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "strategy=fsdp"),
         ("critic.strategy=megatron", "strategy=fsdp"),
@@ -200,6 +201,7 @@ def test_what_this_version_does_not_do_is_an_error(word, part):
     [
         "reward_model.enable=False",
         "reward_model.enable=null",
+        "critic.model.lora_rank=0",
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
         "actor_rollout_ref.actor.fsdp_config.fsdp_size=1",
         "actor_rollout_ref.actor.fsdp_config.fsdp_size=-1",
