@@ -261,5 +261,5 @@ def test_wrong_columns_say_which():
     with pytest.raises(ValueError, match="mask has 2 tokens, but lengths sum to 3"):
         get_advantage("rloo")(replace(inputs, token_rewards=torch.zeros(3), lengths=torch.tensor([2, 1])), OPTIONS)
     options = AdvantageOptions(extra={"gdpo_reward_weights": {"rigth": 1.0}})
-    with pytest.raises(ValueError, match="did you mean 'right'"):
+    with pytest.raises(ValueError, match="Did you mean 'right'"):
         get_advantage("gdpo")(advantage_inputs(4), options)

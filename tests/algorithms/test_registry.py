@@ -56,14 +56,14 @@ def test_every_entry_is_documented(entry):
 
 
 def test_unknown_name_tells_the_nearest_and_all():
-    with pytest.raises(ValueError, match=r"unknown advantage estimator: 'grppo'. did you mean 'grpo'\? Allowed: gae, "):
+    with pytest.raises(ValueError, match=r"unknown advantage estimator: 'grppo'. Did you mean 'grpo'\? Allowed: gae, "):
         get_advantage("grppo")
     with pytest.raises(ValueError, match=r"unknown policy loss: 'xyz'\. Allowed: cispo, clip_cov, "):
         get_policy_loss("xyz")
 
 
 def test_unknown_own_option_tells_the_nearest():
-    with pytest.raises(ValueError, match=r"unknown option of 'sapo': 'tau_po'\. did you mean 'tau_pos'"):
+    with pytest.raises(ValueError, match=r"unknown option of 'sapo': 'tau_po'\. Did you mean 'tau_pos'"):
         get_policy_loss("sapo").resolve_extra({"tau_po": 1.0})
     with pytest.raises(ValueError, match=r"unknown option of 'vanilla': 'tau'\. Allowed: none"):
         get_policy_loss("vanilla").resolve_extra({"tau": 1.0})

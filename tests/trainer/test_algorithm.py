@@ -48,11 +48,22 @@ def test_names_of_the_config_are_looked_up():
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        ("algorithm.adv_estimator=grppo", ["algorithm.adv_estimator", "'grppo'", "did you mean 'grpo'", "remax"]),
+        ("algorithm.adv_estimator=grppo", ["algorithm.adv_estimator", "'grppo'", "Did you mean 'grpo'", "remax"]),
         (
             "actor_rollout_ref.actor.policy_loss.loss_mode=vanila",
-            ["policy_loss.loss_mode", "'vanila'", "did you mean 'vanilla'", "gspo"],
+            ["policy_loss.loss_mode", "'vanila'", "Did you mean 'vanilla'", "gspo"],
         ),
+        (
+            "algorithm.adv_estimator=ppo",
+            ["algorithm.adv_estimator=ppo: Did you mean algorithm.adv_estimator=gae?", "critic."],
+        ),
+        (
+            "algorithm.adv_estimator=DAPO",
+            ["adv_estimator=DAPO: Did", "=grpo", "filter_groups.enable", "clip_ratio_high"],
+        ),
+        ("algorithm.adv_estimator=drgrpo", ["adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False"]),
+        ("algorithm.adv_estimator=dr_grpo", ["adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False"]),
+        ("algorithm.adv_estimator=reinforce++", ["=reinforce_plus_plus?"]),
         ("trainer.plugins=nowhere.py", ["trainer.plugins", "nowhere.py", "not a file"]),
     ],
 )

@@ -91,7 +91,7 @@ def test_several_rules_count_together():
         ({"rollout_rs_threshold": "2.0"}, "only read with algorithm.rollout_correction.rollout_rs"),
         (
             {"rollout_rs": "token_k4", "rollout_rs_threshold": 2.0},
-            "unknown statistic: 'token_k4'. did you mean 'token_k",
+            "unknown statistic: 'token_k4'. Did you mean 'token_k",
         ),
         ({"rollout_rs": "token_k1", "rollout_rs_threshold": "'1,2'"}, "2 thresholds for the 1"),
         ({"rollout_rs": "token_k1", "rollout_rs_threshold": 0.5}, "write a number above 1, or LOW_HIGH"),

@@ -168,7 +168,7 @@ Entry = TypeVar("Entry", bound=Algorithm)
 def unknown_name(what: str, name: str, allowed: list[str]) -> str:
     """Message for a name that is not one of `allowed`: the nearest one first, then all."""
     near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
+    hint = f"Did you mean '{near[0]}'? " if near else ""
     return f"unknown {what}: '{name}'. {hint}Allowed: {', '.join(sorted(allowed)) or 'none'}"
 
 

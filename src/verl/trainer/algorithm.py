@@ -23,6 +23,22 @@ from verl.trainer.correction import read_correction
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
+_GRPO_WITHOUT_STD = (
+    "Did you mean algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False? Dr. GRPO is GRPO without the "
+    "division by the group's standard deviation."
+)
+_REINFORCE = "Did you mean algorithm.adv_estimator=reinforce_plus_plus?"
+# Names that algorithms go by elsewhere, which are none of an estimator here, and what to write for them.
+KNOWN_AS = {
+    "ppo": "Did you mean algorithm.adv_estimator=gae? That is PPO with a value model, whose options are critic.*.",
+    "dapo": "Did you mean algorithm.adv_estimator=grpo algorithm.filter_groups.enable=True "
+    "actor_rollout_ref.actor.clip_ratio_high=0.28? DAPO is GRPO with these two.",
+    "drgrpo": _GRPO_WITHOUT_STD,
+    "dr_grpo": _GRPO_WITHOUT_STD,
+    "reinforce": _REINFORCE,
+    "reinforce++": _REINFORCE,
+}
+
 
 def load_plugins(files: object) -> None:
     """Import the user's files, which may register advantages, losses and scorers.
@@ -56,11 +72,12 @@ def choose_algorithm(config: PPOConfig) -> tuple[AdvantageEstimator, PolicyLoss]
     try:
         estimator = get_advantage(config.algorithm.adv_estimator)
     except ValueError as e:
-        raise ConfigError(f"algorithm.adv_estimator: {e}") from None
+        name = config.algorithm.adv_estimator
+        raise ConfigError(f"algorithm.adv_estimator={name}: {KNOWN_AS.get(name.lower(), e)}") from None
     try:
         loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     except ValueError as e:
-        raise ConfigError(f"{LOSS}.loss_mode: {e}") from None
+        raise ConfigError(f"{LOSS}.loss_mode={config.actor_rollout_ref.actor.policy_loss.loss_mode}: {e}") from None
     n = config.actor_rollout_ref.rollout.n
     if n < estimator.needs.min_group_size and estimator.name != "grpo":
         raise ConfigError(
