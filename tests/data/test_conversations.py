@@ -129,7 +129,7 @@ def test_a_cut_within_the_answer_keeps_a_token_to_predict_from(load):
         ([user("a")], {}, r"sft.parquet, row 0, column 'messages' has roles \['user'\]"),
         ([assistant("a"), user("b")], {}, "begins with another role"),
         ([user("12+3="), assistant("15")], {"max_length": 7}, "8 tokens are more than data.max_length=7"),
-        ([user("a"), assistant("b")], {"messages_key": "chat"}, "none of the columns"),
+        ([user("a"), assistant("b")], {"messages_key": "chat"}, "data.messages_key=chat: "),
     ],
 )
 def test_what_does_not_fit_is_told(load, messages, settings, message):

@@ -131,6 +131,12 @@ def test_missing_parts_are_noticed(write, tokenizer, plain_tokenizer):
         load(path, tokenizer)
 
 
+def test_a_source_that_a_scorer_needs_has_to_be_there(write, tokenizer):
+    path = write([{"prompt": "w1", "source": "tiny/x", "reward_model": {"ground_truth": "1"}}])
+    with pytest.raises(DataError, match=r"data\.reward_fn_key=data_source: .* It has prompt, source, reward_model\."):
+        load_prompts(path, DataConfig(), tokenizer, split="train", require_source=True)
+
+
 def test_fingerprint_tells_changed_data(write, tokenizer):
     base = [row(words(i)) for i in range(3)]
     same = load(write(base), tokenizer).fingerprint

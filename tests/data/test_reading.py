@@ -100,5 +100,25 @@ def test_bad_parquet(tmp_path, write):
     broken.write_bytes(b"not parquet at all")
     with pytest.raises(DataError, match=r"broken.parquet cannot be read as parquet"):
         read_rows(broken, COLUMNS)
-    with pytest.raises(DataError, match=r"none of the columns .*; it has \['question'\]"):
-        read_rows(Path(write([{"question": "a"}])), COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["q.parquet", "q.jsonl"])
+def test_a_column_that_no_row_has_is_one_line_with_those_there_are(write, name):
+    path = Path(write([{"prompt": "a", "source": "x", "extra": 1}] * 6, name))
+    with pytest.raises(DataError) as error:
+        read_rows(path, ["question"], {"data.prompt_key": "question"})
+    has = f"{path} has no such column. It has prompt, source, extra."
+    assert str(error.value) == f"data.prompt_key=question: {has} Did you mean prompt?"
+    with pytest.raises(DataError) as error:
+        read_rows(path, ["prompt"], {"data.prompt_key": "prompt", "data.reward_fn_key": "sources"})
+    assert str(error.value) == f"data.reward_fn_key=sources: {has} Did you mean source?"
+    with pytest.raises(DataError, match=r"Name the right one with data\.reward_fn_key"):
+        read_rows(path, ["prompt"], {"data.reward_fn_key": "data_source_name"})
+
+
+def test_a_folder_without_data_is_named_in_full(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(DataError) as error:
+        list_files("none.parquet", "data.train_files")
+    assert str(error.value).endswith(f"There is no parquet or jsonl file in {tmp_path / 'here'}.")

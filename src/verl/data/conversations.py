@@ -64,7 +64,8 @@ def load_conversations(
             data.max_length with truncation=error; or nothing is left.
     """
     key = f"data.{split}_files"
-    raw = [row for path in list_files(files, key) for row in read_rows(path, [config.messages_key])]
+    required = {"data.messages_key": config.messages_key}
+    raw = [row for path in list_files(files, key) for row in read_rows(path, [config.messages_key], required)]
     wanted = config.train_max_samples if split == "train" else config.val_max_samples
     rows = check_conversations(raw, config.messages_key)[: wanted if wanted >= 0 else None]
     counts = _Counts()

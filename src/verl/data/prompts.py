@@ -76,17 +76,22 @@ def load_prompts(
     *,
     split: Literal["train", "val"],
     require_ground_truth: bool = True,
+    require_source: bool = False,
 ) -> PromptDataset:
     """Load prompt files (parquet, jsonl; one or a list).
 
     split: selects `train_max_samples` (drawn at random when `shuffle`) or `val_max_samples` (the first), and begins the
-    uids. require_ground_truth: False when the user's own reward function does without.
+    uids. require_ground_truth: False when the user's own reward function does without. require_source: whether nothing
+    scores a prompt without a data source, so that a file has to have its column.
 
-    Raises DataError for a missing file, a row that does not follow the schema, a prompt over `max_prompt_length` with
+    Raises DataError for a missing file or column, a row that does not follow the schema, a prompt over `max_prompt_length` with
     truncation=error, or nothing left after the filter.
     """
     columns = list(dict.fromkeys([config.prompt_key, config.reward_fn_key, "reward_model", "extra_info"]))
-    raw = [row for path in list_files(files, f"data.{split}_files") for row in read_rows(path, columns)]
+    required = {"data.prompt_key": config.prompt_key}
+    if require_source:
+        required["data.reward_fn_key"] = config.reward_fn_key
+    raw = [row for path in list_files(files, f"data.{split}_files") for row in read_rows(path, columns, required)]
     rows = check_rows(raw, config.prompt_key, config.reward_fn_key, require_ground_truth)
     wanted = config.train_max_samples if split == "train" else config.val_max_samples
     wanted = len(rows) if wanted < 0 else min(wanted, len(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl.config.suggest import did_you_mean, nearest_words
 from verl.errors import DataError
 
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl"}
+USUAL_COLUMNS = {"data.prompt_key": "prompt", "data.reward_fn_key": "data_source", "data.messages_key": "messages"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +65,58 @@ def _nearest(path: Path) -> str:
         return f"Its folder does not exist either; the nearest that does is {existing}."
     files = sorted(p.name for p in path.parent.iterdir() if p.suffix in FORMATS)
     if not files:
-        return f"There is no parquet or jsonl file in {path.parent}."
+        return f"There is no parquet or jsonl file in {path.parent.absolute()}."
     near = difflib.get_close_matches(path.name, files, n=1, cutoff=0.4) or files[:1]
     return f"The nearest file there is {path.parent / near[0]}."
 
 
-def read_rows(path: Path, columns: list[str]) -> list[Row]:
-    """All rows of a file with those of `columns` that it has. Raises DataError when it is unreadable or empty."""
-    rows = _read_parquet(path, columns) if FORMATS[path.suffix] == "parquet" else list(_read_jsonl(path))
+def read_rows(path: Path, columns: list[str], required: Mapping[str, str] | None = None) -> list[Row]:
+    """All rows of a file with those of `columns` that it has.
+
+    required: columns that some row has to have, by the config key that names each.
+
+    Raises:
+        DataError: the file is unreadable, empty, or without a required column.
+    """
+    if FORMATS[path.suffix] == "parquet":
+        check_columns(path, _parquet_columns(path), required or {})
+        rows = _read_parquet(path, columns)
+    else:
+        rows = list(_read_jsonl(path))
+        check_columns(path, list(dict.fromkeys(name for row in rows for name in row.fields)), required or {})
     if not rows:
         raise DataError(f"{path} has no rows. Write it again with at least one prompt, or leave it out of the list.")
     return rows
+
+
+def check_parquet_columns(path: Path, required: Mapping[str, str]) -> None:
+    """The same check of the required columns from a parquet file's footer alone; other files are left to `read_rows`."""
+    if FORMATS[path.suffix] == "parquet":
+        check_columns(path, _parquet_columns(path), required)
+
+
+def check_columns(path: Path, found: list[str], required: Mapping[str, str]) -> None:
+    """Raise DataError for the first required column, by its config key, that is not among those found."""
+    for key, name in required.items():
+        if name in found or not found:
+            continue
+        usual = [word for word in (USUAL_COLUMNS.get(key),) if word in found]
+        near = usual or nearest_words(name, found, limit=1)
+        mend = did_you_mean(near) or f" Name the right one with {key}."
+        raise DataError(f"{key}={name}: {path} has no such column. It has {', '.join(found)}.{mend}")
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    try:
+        return pq.read_schema(path).names
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as parquet: {error}. Write it again.") from error
 
 
 def _read_parquet(path: Path, columns: list[str]) -> list[Row]:
     try:
         file = pq.ParquetFile(path)
         present = [name for name in columns if name in file.schema_arrow.names]
-        if not present:
-            raise DataError(f"{path} has none of the columns {columns}; it has {file.schema_arrow.names}.")
         records = file.read(columns=present).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}. Write it again.") from error

@@ -53,7 +53,9 @@ def tokenized_prompts(path: Path, config: GenerationConfig, tokenizer) -> list[l
     from verl.errors import DataError
 
     data, limit = config.data, config.rollout.prompt_length
-    rows = check_rows(read_rows(path, [data.prompt_key]), data.prompt_key, "data_source", False)
+    rows = check_rows(
+        read_rows(path, [data.prompt_key], {"data.prompt_key": data.prompt_key}), data.prompt_key, "data_source", False
+    )
     ids = tokenize_rows(rows, tokenizer, data.apply_chat_template_kwargs)
     long = [i for i, row in enumerate(ids) if len(row) > limit]
     if long and data.truncation == "error":

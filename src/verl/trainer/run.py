@@ -22,7 +22,9 @@ from verl.core.model_engine.loading import load_tokenizer, resolve_model_path
 from verl.data.batch import SampleBatch
 from verl.data.prompts import PromptDataset, load_prompts
 from verl.data.sampler import PromptSampler
+from verl.data.schema import UNNAMED_SOURCE
 from verl.rewards.manager import RewardManager
+from verl.rewards.registry import find_scorer
 from verl.tracking.tracker import Tracker
 from verl.trainer.algorithm import choose_algorithm, needs_reference_model
 from verl.trainer.algorithm import notices as algorithm_notices
@@ -77,7 +79,12 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     model_path = resolve_model_path(model.path)
     tokenizer = load_tokenizer(model.tokenizer_path or model_path, trust_remote_code=model.trust_remote_code)
     custom = config.custom_reward_function.path is not None
-    data = {"config": config.data, "tokenizer": tokenizer, "require_ground_truth": not custom}
+    data = {
+        "config": config.data,
+        "tokenizer": tokenizer,
+        "require_ground_truth": not custom,
+        "require_source": not custom and find_scorer(UNNAMED_SOURCE) is None,
+    }
     prompts = load_prompts(config.data.train_files, split="train", **data)
     val_prompts = load_prompts(config.data.val_files, split="val", **data) if config.data.val_files else None
     rewards = RewardManager(config.reward, config.custom_reward_function)
