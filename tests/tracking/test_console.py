@@ -37,6 +37,13 @@ def test_line_is_the_documented_one():
     )
 
 
+def test_the_numbers_that_matter_come_first_and_the_rest_keeps_its_order():
+    names = ["timing/reward", "timing/gen", "critic/rewards/mean", "actor/lr", "actor/entropy", "critic/score/mean", "val/test_score/x"]  # fmt: skip
+    shown = [word.partition(":")[0] for word in format_line(dict.fromkeys(names, 1.0), 3).split(" - ")]
+    first = ["step", "timing/gen", "val/test_score/x", "critic/score/mean", "actor/entropy"]
+    assert shown == [*first, "timing/reward", "critic/rewards/mean", "actor/lr"]
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

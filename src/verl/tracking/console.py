@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from verl.tracking.names import REWARD, first
+from verl.tracking.names import LINE_BEGINS_WITH, REWARD, first
 
 
 def format_value(value: float) -> str:
@@ -30,7 +30,13 @@ def format_line(metrics: Mapping[str, float], step: int) -> str:
     >>> format_line({"timing/gen": 21.47, "actor/reward_kl_penalty": 0.0}, 0)
     'step:0 - timing/gen:21.470 - actor/reward_kl_penalty:0.000'
     """
-    return " - ".join([f"step:{step}", *(f"{name}:{format_value(value)}" for name, value in metrics.items())])
+    ordered = sorted(metrics, key=_place)  # stable: the rest stays in the order of the step
+    return " - ".join([f"step:{step}", *(f"{name}:{format_value(metrics[name])}" for name in ordered)])
+
+
+def _place(name: str) -> int:
+    """Where a metric stands in the line: those that a reader looks for first come first, then all others."""
+    return next((i for i, start in enumerate(LINE_BEGINS_WITH) if name.startswith(start)), len(LINE_BEGINS_WITH))
 
 
 class Console:

@@ -19,6 +19,8 @@ THROUGHPUT = ("perf/throughput",)
 VALIDATION = "val/test_score/"
 TIMING = "timing/"
 STEP_SECONDS = "timing/step"
+# A console line begins with the metrics whose names begin so, in this order.
+LINE_BEGINS_WITH = ("timing/gen", VALIDATION, "critic/score/mean", "actor/entropy")
 
 
 def first(candidates: Collection[str], logged: Collection[str]) -> str | None:
