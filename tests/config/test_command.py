@@ -29,6 +29,8 @@ def test_words_without_flags_pass():
 def test_help_lists_every_option(capsys):
     text = printed(["--help"], capsys)
     assert text.startswith("usage: ")
+    assert "verl train" in text
+    assert "verl plan" in text
     assert [name for name in options() if f"  {name}=" not in text] == []
     assert "actor_rollout_ref.rollout.top_p=1.0" in text
     assert "(above 0 and at most 1)" in text
@@ -45,6 +47,7 @@ def test_help_searches_names_then_texts():
     assert "trainer.seed=0" not in help_text("rollout.seed")
     assert "actor_rollout_ref.actor.clip_ratio_c" in help_text("dual clip")
     assert "Did you mean temperature?" in help_text("temperatur3")
+    assert "The sections are data, actor_rollout_ref, " in help_text("nosuchword")
     helps = [line for line in help_text(width=70).splitlines() if line.startswith("      ")]
     assert len(helps) > len(options())
     assert max(map(len, helps)) <= 70

@@ -13,7 +13,8 @@ from verl.config.old_keys import PER_DEVICE, RENAMED, RETIRED, Retired
 from verl.config.schema import PPOConfig
 from verl.config.suggest import did_you_mean, nearest_words
 
-USAGE = """usage: python3 -m verl.trainer.main_ppo [key=value ...]
+USAGE = """usage: python3 -m verl.trainer.main_ppo [key=value ...]   (or: verl train key=value ...)
+       verl plan key=value ...   print the batch plan of such a run, without training
        --help [WORD]  all options, or those with WORD in their name or help
        --cfg job      print the resolved config and stop
        --version      print the version
@@ -56,7 +57,11 @@ def help_text(word: str = "", schema: type = PPOConfig, *, width: int | None = N
     chosen = chosen or [key for key in every if word.lower() in key.help.lower()]
     if not chosen:
         words = sorted({part for key in every for part in key.name.split(".")})
-        return f"No option has '{word}' in its name or help.{did_you_mean(nearest_words(word, words))}\n"
+        mend = did_you_mean(nearest_words(word, words)) or (
+            f" The sections are {', '.join(dict.fromkeys(key.name.split('.')[0] for key in every))}; "
+            "one of them as the word shows all its options."
+        )
+        return f"No option has '{word}' in its name or help.{mend}\n"
     lines = []
     for section, keys in _by_section(chosen):
         lines += ["", f"{section}: {schema_keys(schema)[section].help}"]
