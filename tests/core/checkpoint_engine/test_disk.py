@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from verl.core.checkpoint_engine.disk import (
+    check_role_folder,
     check_sharded,
     describe,
     load_sharded,
@@ -16,6 +17,7 @@ from verl.core.checkpoint_engine.disk import (
     save_hf_side,
     save_sharded,
 )
+from verl.core.checkpoint_engine.store import CheckpointStore
 from verl.errors import CheckpointError
 
 
@@ -161,3 +163,16 @@ def test_hf_side(tmp_path):
     assert folder == tmp_path / "huggingface"
     assert AutoConfig.from_pretrained(folder).hidden_size == 64
     assert GenerationConfig.from_pretrained(folder).max_new_tokens == 7
+
+
+def test_a_folder_that_is_no_role_leads_to_the_newest(tmp_path):
+    for step in (9, 14):
+        with CheckpointStore(tmp_path).writing(step) as folder:
+            (folder / "actor" / "model").mkdir(parents=True)
+    mend = f"Did you mean {tmp_path / 'global_step_14' / 'actor'}?"
+    for wrong in (tmp_path, tmp_path / "global_step_99" / "actor", tmp_path / "global_step_99" / "critic"):
+        with pytest.raises(CheckpointError) as error:
+            check_role_folder(wrong)
+        assert str(error.value).endswith(mend)
+    with pytest.raises(CheckpointError, match=r"there is no such folder\.$"):
+        check_role_folder(tmp_path / "global_step_14" / "nosuch" / "model")

@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
-from verl.core.checkpoint_engine.store import MANIFEST, defect
+from verl.core.checkpoint_engine.store import MANIFEST, CheckpointStore, defect
 from verl.errors import CheckpointError
 
 MODEL, OPTIMIZER, EXTRA, HUGGINGFACE = "model", "optimizer", "extra.pt", "huggingface"
@@ -124,7 +124,9 @@ def check_role_folder(folder: Path | str) -> Path:
     """
     path = Path(folder).expanduser().absolute()
     if not path.is_dir():
-        raise CheckpointError(f"{folder}: there is no such folder")
+        raise CheckpointError(f"{folder}: there is no such folder.{_newest_role(path.parents, path.name)}")
+    if not (path / MODEL).is_dir() and (mend := _newest_role([path], "actor")):
+        raise CheckpointError(f"{folder} is a run's folder: name one role of one checkpoint.{mend}")
     if (path / "actor").is_dir() and not (path / MODEL).is_dir():
         raise CheckpointError(f"{folder} is a whole checkpoint: name one role in it, such as {Path(folder) / 'actor'}")
     # The prefix also catches the hidden folder of a checkpoint that is still being written.
@@ -135,6 +137,15 @@ def check_role_folder(folder: Path | str) -> Path:
         raise CheckpointError(f"{folder} has no {MODEL}/ folder: it does not hold a role's weights")
     check_sharded(path / MODEL)
     return path
+
+
+def _newest_role(folders: Iterable[Path], role: str) -> str:
+    """A hint at the role in the newest whole checkpoint of the first of these folders that is there; "" for none."""
+    existing = next((folder for folder in folders if folder.is_dir()), None)
+    if existing is None or (newest := CheckpointStore(existing).newest()) is None:
+        return ""
+    role = role if (newest.path / role).is_dir() else "actor"
+    return f" Did you mean {newest.path / role}?"
 
 
 def save_hf_side(folder: Path | str, model_config: Any, tokenizer: Any = None, generation_config: Any = None) -> Path:

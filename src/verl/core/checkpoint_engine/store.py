@@ -226,6 +226,10 @@ class CheckpointStore:
             raise CheckpointError(f"{shown}: not a whole checkpoint: {problem}. Choose another checkpoint.")
         return path
 
+    def newest(self) -> Checkpoint | None:
+        """The whole checkpoint that was written last; nothing is changed on disk."""
+        return whole[-1] if (whole := self._whole()) else None
+
     def _folders(self) -> list[Path]:
         found = [p for p in self.folder.glob("global_step_*") if p.is_dir() and _NAME.fullmatch(p.name)]
         return sorted(found, key=step_of)
