@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
 from verl.config.command import handle_flags, run_main
-from verl.config.schema import PPOConfig
 from verl.config.suggest import did_you_mean, nearest_words
-from verl.errors import ConfigError, DataError
+from verl.errors import ConfigError
 
 USAGE = """usage: verl COMMAND ...
 
@@ -52,53 +50,25 @@ def _dispatch(argv: list[str]) -> int | None:
 
 
 def plan(argv: list[str]) -> int:
-    """Print the batch plan of a run; reads only the number of rows of its data files."""
-    from verl.config.batch_plan import BatchPlan
+    """Print the batch plan of a run; of its data files only columns and number of rows are read."""
     from verl.config.compose import compose, print_notice
-    from verl.config.derived import name_list, num_devices
     from verl.config.validate import validate
+    from verl.trainer.precheck import precheck
 
     config = compose(handle_flags(argv))
     notices = validate(config)
-    rows = sum(count_rows(Path(file).expanduser()) for file in name_list(config.data.train_files))
-    limit = config.data.train_max_samples
-    rows = min(rows, limit) if limit > 0 else rows
+    precheck(config)  # before the algorithms, which take torch's seconds to import
+    estimator, _ = importlib.import_module("verl.trainer.algorithm").choose_algorithm(config)
+    batch_plan = precheck(config, with_critic=estimator.needs.critic)
     if config.data.filter_overlong_prompts:
         notices.append(
             "counted before data.filter_overlong_prompts, which needs the tokenizer; the run may have fewer."
         )
-    batch_plan = BatchPlan.make(config, rows, num_devices(config.trainer), with_critic=_with_critic(config))
     print(batch_plan.table())
     for notice in [*notices, *batch_plan.notices]:
         print_notice(notice)
+    print("Not checked here: the model, the contents of the rows, and the reward function.")
     return 0
-
-
-def _with_critic(config: PPOConfig) -> bool | None:
-    """Whether the estimator needs a critic, where only the user's own files can tell."""
-    if not config.trainer.plugins:
-        return None
-    return importlib.import_module("verl.trainer.algorithm").choose_algorithm(config)[0].needs.critic
-
-
-def count_rows(file: Path) -> int:
-    """Rows of a parquet file (from its footer) or lines of a jsonl file.
-
-    Raises:
-        DataError: for a file that is missing or is neither.
-    """
-    if not file.is_file():
-        raise DataError(f"{file}: there is no such file (data.train_files).")
-    if file.suffix in (".jsonl", ".json"):
-        with file.open("rb") as lines:
-            return sum(1 for line in lines if line.strip())
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_metadata(file).num_rows
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{file}: not a parquet file ({error}).") from None
 
 
 if __name__ == "__main__":

@@ -91,6 +91,14 @@ def test_run_main(capsys):
     assert run_main(lambda argv: 3, []) == 3
     assert run_main(user_error, []) == 2
     assert capsys.readouterr().err == "error: file x is missing\n"
+
+    def error_with_note(argv):
+        error = DataError("file x is missing")
+        error.add_note("nothing was saved yet")
+        raise error
+
+    assert run_main(error_with_note, []) == 2
+    assert capsys.readouterr().err == "error: file x is missing\nnothing was saved yet\n"
     assert run_main(stop, []) == 130
     with pytest.raises(ZeroDivisionError):  # the program's own faults keep their traceback
         run_main(lambda argv: 1 // 0, [])
@@ -109,10 +117,11 @@ def test_version_and_usage(capsys):
 
 
 def test_plan_counts_rows_and_trains_nothing(tmp_path: Path, capsys):
-    pq.write_table(pa.table({"prompt": ["x"] * 30}), tmp_path / "a.parquet")
-    (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n\n{"prompt": "y"}\n')
+    pq.write_table(pa.table({"prompt": ["x"] * 30, "data_source": ["tiny/x"] * 30}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n\n{"prompt": "y"}')
     words = [
         f"data.train_files=[{tmp_path}/a.parquet,{tmp_path}/b.jsonl]",
+        "data.val_files=null",
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     ]
@@ -125,11 +134,28 @@ def test_plan_counts_rows_and_trains_nothing(tmp_path: Path, capsys):
     assert out.splitlines()[0] != capsys.readouterr().out.splitlines()[0]
     assert cli.main(["plan", *words, "data.train_batch_size=64"]) == 2
     assert "is more than the 32 training prompts" in capsys.readouterr().err
-    assert cli.main(["plan", f"data.train_files={tmp_path}/none.parquet"]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert cli.main(["plan", "data.val_files=null", f"data.train_files={tmp_path}/none.parquet"]) == 2
+    assert "none.parquet does not exist" in capsys.readouterr().err
     (tmp_path / "bad.parquet").write_text("not parquet")
-    assert cli.main(["plan", f"data.train_files={tmp_path}/bad.parquet"]) == 2
-    assert "not a parquet file" in capsys.readouterr().err
+    assert cli.main(["plan", "data.val_files=null", f"data.train_files={tmp_path}/bad.parquet"]) == 2
+    assert "cannot be read as parquet" in capsys.readouterr().err
+
+
+def test_plan_finds_wrong_columns_and_names(tmp_path: Path, capsys):
+    pq.write_table(pa.table({"prompt": ["x"] * 8, "data_source": ["tiny/x"] * 8}), tmp_path / "a.parquet")
+    words = ["plan", f"data.train_files={tmp_path}/a.parquet", "data.val_files=null", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]  # fmt: skip
+    assert cli.main(words) == 0
+    assert "Not checked here: the model" in capsys.readouterr().out
+    for word, said in (
+        ("data.prompt_key=question", f"data.prompt_key=question: {tmp_path}/a.parquet has no such column"),
+        ("data.reward_fn_key=source", "data.reward_fn_key=source: "),
+        ("algorithm.adv_estimator=grppo", "Did you mean 'grpo'?"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=vanila", "Did you mean 'vanilla'?"),
+        (f"data.val_files={tmp_path}/b.parquet", "data.val_files: "),
+        (f"custom_reward_function.path={tmp_path}/reward.py", "there is no such file"),
+    ):
+        assert cli.main([*words, word]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_help_is_light():

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.data.reading import list_files, read_rows
+from verl.data.reading import count_rows, list_files, read_rows
 from verl.errors import DataError
 
 from .conftest import row
@@ -122,3 +122,14 @@ def test_a_folder_without_data_is_named_in_full(tmp_path, monkeypatch):
     with pytest.raises(DataError) as error:
         list_files("none.parquet", "data.train_files")
     assert str(error.value).endswith(f"There is no parquet or jsonl file in {tmp_path / 'here'}.")
+
+
+@pytest.mark.parametrize("text", ['{"prompt": "a"}\n\n{"prompt": "b"}', '\n[{"prompt": "a"},\n{"prompt": "b"}]\n'])
+def test_rows_are_counted_as_they_are_read(tmp_path, text):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    assert count_rows(path) == len(read_rows(path, ["prompt"])) == 2
+
+
+def test_rows_of_a_parquet_file_are_counted(write):
+    assert count_rows(Path(write([{"prompt": "a"}] * 3))) == 3

@@ -6,9 +6,10 @@ import pytest
 from tests.trainer.fakes import config
 
 from verl.algorithms.kl import AdaptiveKLController, FixedKLController
+from verl.core.checkpoint_engine.store import CheckpointStore
 from verl.errors import CheckpointError, ConfigError, DataError, RewardError, UserError
 from verl.trainer import run as run_module
-from verl.trainer.run import kl_controller, prepare
+from verl.trainer.run import NothingToDo, kl_controller, prepare
 
 
 def overrides(model, data, out, *more):
@@ -81,6 +82,27 @@ def test_the_plan_and_notices_are_printed_before_a_model_is_loaded(
     assert "8 prompts x 5" in said.out
     assert "mind the gap" in said.err
     assert "longer than data.max_prompt_length=6" in said.err
+
+
+@pytest.mark.parametrize(
+    ("status", "step", "left"), [("finished", 3, False), ("finished", 2, True), ("running", 3, True)]
+)
+def test_a_finished_run_has_nothing_to_do(tiny_model, tiny_data, tmp_path, monkeypatch, status, step, left):
+    def load(*arguments):
+        raise Loaded
+
+    monkeypatch.setattr(run_module, "build_roles", load)
+    with CheckpointStore(tmp_path).writing(step):
+        pass
+    (tmp_path / "run.json").write_text(json.dumps({"status": status}))
+    words = overrides(tiny_model, tiny_data, tmp_path, "trainer.total_training_steps=3")
+    with pytest.raises(Loaded if left else NothingToDo) as said:
+        prepare(config(*words), [])
+    if not left:
+        assert "nothing to do: all 3 steps are done" in str(said.value)
+        assert "trainer.total_training_steps" in str(said.value)
+        with pytest.raises(Loaded):  # validation alone is something to do
+            prepare(config(*words, "trainer.val_only=True"), [])
 
 
 def test_kl_controller_of_the_config():

@@ -90,7 +90,7 @@ def _print_config(argv: list[str], schema: type | None) -> list[str]:
 def run_main(main: Callable[[list[str]], int | None], argv: list[str]) -> int:
     """Run a command and turn its end into an exit status.
 
-    A `UserError` is shown as one message on stderr, without a traceback (status 2). Ctrl-C is 130, a reader that went
+    A `UserError` is shown as one message on stderr with its notes, without a traceback (status 2). Ctrl-C is 130, a reader that went
     away (as in `| head`) is 141.
     """
     try:
@@ -99,7 +99,7 @@ def run_main(main: Callable[[list[str]], int | None], argv: list[str]) -> int:
         return status or 0
     except UserError as error:
         sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr)
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -106,6 +106,23 @@ def check_columns(path: Path, found: list[str], required: Mapping[str, str]) -> 
         raise DataError(f"{key}={name}: {path} has no such column. It has {', '.join(found)}.{mend}")
 
 
+def count_rows(path: Path) -> int:
+    """Rows of a parquet file from its footer, objects of a jsonl file by its lines.
+
+    A file that holds one JSON list counts as its entries, which means reading it.
+    """
+    if FORMATS[path.suffix] == "parquet":
+        try:
+            return pq.read_metadata(path).num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} cannot be read as parquet: {error}. Write it again.") from error
+    with path.open("rb") as lines:
+        first = next((line for line in lines if line.strip()), b"")
+        if not first.lstrip().startswith(b"["):
+            return bool(first) + sum(1 for line in lines if line.strip())
+    return sum(1 for _ in _read_jsonl(path))
+
+
 def _parquet_columns(path: Path) -> list[str]:
     try:
         return pq.read_schema(path).names

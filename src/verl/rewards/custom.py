@@ -94,12 +94,18 @@ def _functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
     return {name: f for name, f in members if f.__module__ == module.__name__ and not name.startswith("_")}
 
 
-def load_module(path: str) -> ModuleType:
-    """Run a Python file as a module, so that `import neighbour`, `from .neighbour import x` and, in a package,
-    `from ..other import x` work as its author meant them."""
+def find_file(path: str) -> Path:
+    """The file that custom_reward_function.path names; RewardError with the nearest where there is none."""
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise RewardError(_no_file(path, file))
+    return file
+
+
+def load_module(path: str) -> ModuleType:
+    """Run a Python file as a module, so that `import neighbour`, `from .neighbour import x` and, in a package,
+    `from ..other import x` work as its author meant them."""
+    file = find_file(path)
     parent = _package_of(file)
     name = f"{parent}.{re.sub(r'[^0-9a-zA-Z_]', '_', file.stem)}"
     folder = str(file.parent)

@@ -17,29 +17,39 @@ def main(argv: list[str]) -> int:
     config = compose(overrides)
     notices = validate(config)
 
-    from verl.trainer.pipelines import train
-    from verl.trainer.run import prepare
+    from verl.trainer.precheck import precheck
 
-    run = prepare(config, notices)
+    precheck(config)
+
+    from verl.trainer.pipelines import train
+    from verl.trainer.run import NothingToDo, prepare
+
+    try:
+        run = prepare(config, notices)
+    except NothingToDo as done:
+        print(done)
+        return 0
     status = "failed"
     try:
         status = train(run)
     except KeyboardInterrupt:
         status = "interrupted"
+    except Exception as error:
+        error.add_note(_how_to_go_on(run.store.folder))  # printed below the error
+        raise
     finally:
         report = run.close(status)
-        _say_how_it_ended(status, run.store.folder, report)
-    return 0 if status == "finished" else 130
-
-
-def _say_how_it_ended(status: str, folder: Path, report: Path) -> None:
     if status == "finished":
-        print(f"done: checkpoints and metrics.jsonl are in {folder}, the report is {report}")
-        return
-    saved = any(folder.glob("global_step_*"))
-    go_on = f"to go on from the newest checkpoint in {folder}" if saved else "to start anew: nothing was saved yet"
-    out = sys.stdout if status == "interrupted" else sys.stderr
-    print(f"{status}: run the same command again {go_on}", file=out)
+        print(f"done: checkpoints and metrics.jsonl are in {run.store.folder}, the report is {report}")
+        return 0
+    print(f"interrupted: {_how_to_go_on(run.store.folder)}")
+    return 130
+
+
+def _how_to_go_on(folder: Path) -> str:
+    if any(folder.glob("global_step_*")):
+        return f"run the same command again to go on from the newest checkpoint in {folder}"
+    return "nothing was saved yet: the same command starts anew"
 
 
 if __name__ == "__main__":

@@ -25,9 +25,15 @@ from verl.data.sampler import PromptSampler
 from verl.data.schema import UNNAMED_SOURCE
 from verl.rewards.manager import RewardManager
 from verl.rewards.registry import find_scorer
+from verl.tracking.files import read_run
 from verl.tracking.tracker import Tracker
 from verl.trainer.algorithm import choose_algorithm, needs_reference_model
 from verl.trainer.algorithm import notices as algorithm_notices
+
+
+class NothingToDo(Exception):
+    """The run that is asked for has been finished; the message says what to change for more."""
+
 
 KLController = FixedKLController | AdaptiveKLController
 
@@ -67,6 +73,9 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
 
     notices: what the config check wants the user to know. Every UserError that can be found without loading a model is
     raised before one is loaded.
+
+    Raises:
+        NothingToDo: the run is finished already.
     """
     estimator, policy_loss = choose_algorithm(config)
     device = choose_device(config.trainer.device)
@@ -105,6 +114,8 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     )
     torch.manual_seed(config.trainer.seed)
     transformers.utils.logging.disable_progress_bar()
+    if resume_from is not None and not config.trainer.val_only:
+        _check_steps_left(folder, resume_from, plan.total_steps)
     with_reference = needs_reference_model(config, estimator, policy_loss)
     roles = build_roles(config, plan, device, model_path, tokenizer, with_critic, with_reference)
     tracker = Tracker(
@@ -137,6 +148,16 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
 
         resume(run, resume_from)
     return run
+
+
+def _check_steps_left(folder: Path, resume_from: Path, total: int) -> None:
+    """A run killed between its last checkpoint and its end is not finished: its last metrics and report are missing."""
+    finished = read_run(folder).get("status") == "finished"
+    if finished and resume_from.absolute().parent == folder.absolute() and step_of(resume_from) >= total:
+        raise NothingToDo(
+            f"nothing to do: all {total} steps are done, in {folder}. Raise trainer.total_training_steps (or "
+            "trainer.total_epochs) to go on, or set trainer.resume_mode=disable for a new run."
+        )
 
 
 def kl_controller(config: PPOConfig) -> KLController | None:

@@ -1,0 +1,33 @@
+"""What config and files alone tell of a run, found in a fraction of a second: torch is not imported here."""
+
+from __future__ import annotations
+
+from verl.config.batch_plan import BatchPlan
+from verl.config.derived import num_devices
+from verl.config.schema import PPOConfig
+from verl.data.reading import check_parquet_columns, count_rows, list_files
+from verl.rewards.custom import find_file
+
+
+def precheck(config: PPOConfig, with_critic: bool | None = None) -> BatchPlan:
+    """The batch plan by the number of rows; a run that drops overlong prompts may have fewer.
+
+    with_critic: whether there is a value model; None goes by the built-in estimators' names.
+
+    Raises:
+        UserError: a file is missing or lacks a column, or the sizes do not fit each other.
+    """
+    data, custom = config.data, config.custom_reward_function.path
+    if custom is not None:
+        find_file(custom)
+    required = {"data.prompt_key": data.prompt_key}
+    if custom is None and not config.trainer.plugins:  # either may score prompts without a data source
+        required["data.reward_fn_key"] = data.reward_fn_key
+    train = list_files(data.train_files, "data.train_files")
+    val = list_files(data.val_files, "data.val_files") if data.val_files else []
+    for file in [*train, *val]:
+        check_parquet_columns(file, required)
+    rows = sum(count_rows(file) for file in train)
+    limit = data.train_max_samples
+    rows = min(rows, limit) if limit > 0 else rows
+    return BatchPlan.make(config, rows, num_devices(config.trainer), with_critic=with_critic)
