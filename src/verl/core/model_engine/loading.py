@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import nn
@@ -18,8 +23,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "float32": torch.float3
 def resolve_model_path(path: str, key: str = "actor_rollout_ref.model.path") -> str:
     """A local directory, or a hub id as it is; with VERL_USE_MODELSCOPE=True an id is fetched from ModelScope.
 
+    Where the hub's name has no address, the id becomes the folder of an earlier download.
+
     Raises:
-        ConfigError: `path` looks like a directory and is none, or holds no config.json; or modelscope is not installed.
+        ConfigError: `path` looks like a directory and is none, or holds no config.json; modelscope is not
+            installed; or the hub cannot be reached and the model was not downloaded before.
     """
     expanded = Path(path).expanduser()
     if expanded.is_dir():
@@ -38,13 +46,58 @@ def resolve_model_path(path: str, key: str = "actor_rollout_ref.model.path") -> 
                 "VERL_USE_MODELSCOPE is set and modelscope is not installed: pip install 'reverl[modelscope]'"
             ) from None
         return snapshot_download(path)
-    return path
+    return path if _hub_is_named() else _from_cache(path, key)
+
+
+def _hub_is_named() -> bool:
+    """Whether the hub's host has an address; asked first, for each of many requests would be retried for seconds.
+
+    Behind a proxy the address is the proxy's matter, and HF_HUB_OFFLINE keeps the libraries from asking at all.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or {"https", "all"} & getproxies().keys():
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+def _from_cache(path: str, key: str) -> str:
+    """The folder of a model that was downloaded before."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(path, local_files_only=True)
+    except (LocalEntryNotFoundError, HFValidationError):
+        host = urlsplit(constants.ENDPOINT).hostname
+        raise ConfigError(
+            f"{key}={path}: not a folder here, and the hub cannot be reached (no address for {host}). Give a folder, or "
+            "check the network."
+        ) from None
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Without the hub client's lines about each of its retries; what fails in the end is raised."""
+    from huggingface_hub.utils import logging as hub_logging
+
+    before = hub_logging.get_verbosity()
+    hub_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        hub_logging.set_verbosity(before)
 
 
 def _from_hub(what: str, path: str, key: str, load):
     """Run `load()`, turning a hub's failure into words."""
     try:
-        return load()
+        with _quiet_hub():
+            return load()
     except OSError as e:
         reason = str(e).strip().splitlines()[0]
         raise ConfigError(f"{key}={path}: cannot load the {what}: {reason}") from e

@@ -1,0 +1,63 @@
+"""Where a model comes from, and what is said where it cannot come."""
+
+import logging
+import socket
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+from verl.core.model_engine.loading import load_tokenizer, resolve_model_path
+from verl.errors import ConfigError
+
+
+@pytest.fixture
+def no_network(monkeypatch, tmp_path):
+    """No name has an address, and nothing was downloaded before."""
+
+    def fail(*arguments, **options):
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    for variable in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("VERL_USE_MODELSCOPE", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+
+
+def test_a_hub_without_an_address_is_one_message_and_no_retries(no_network, caplog):
+    with pytest.raises(ConfigError) as error:
+        resolve_model_path("nope/model")
+    said = "actor_rollout_ref.model.path=nope/model: not a folder here, and the hub cannot be reached (no address for "
+    assert str(error.value).startswith(said)
+    assert caplog.records == []
+
+
+def test_an_earlier_download_is_taken_where_the_hub_has_no_address(no_network, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda path, local_files_only: f"cache/{path}")
+    assert resolve_model_path("some/model") == "cache/some/model"
+
+
+def test_behind_a_proxy_the_name_is_not_looked_up(no_network, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    assert resolve_model_path("some/model") == "some/model"
+
+
+def test_the_hub_s_retries_are_not_shown(monkeypatch):
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    levels = []
+
+    def load(path, **options):
+        levels.append(logger.getEffectiveLevel())
+        raise OSError("We could not connect.\nMore words.")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", load)
+    before = logger.getEffectiveLevel()
+    with pytest.raises(ConfigError) as error:
+        load_tokenizer("some/model")
+    assert str(error.value) == (
+        "actor_rollout_ref.model.path=some/model: cannot load the tokenizer: We could not connect."
+    )
+    assert levels == [logging.ERROR]
+    assert logger.getEffectiveLevel() == before
