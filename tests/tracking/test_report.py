@@ -54,7 +54,7 @@ def test_page_has_what_a_reader_looks_for(tmp_path):
            "config": {"trainer": {"seed": None}}, "plan": {"world_size": 1}, "notices": ["<careful>"]}  # fmt: skip
     write(tmp_path, METRICS, generations, run)
     html = write_report(tmp_path).read_text()
-    assert "<h1>a&amp;b</h1>" in html
+    assert "<h1>p / a&amp;b</h1>" in html
     assert "step 2 of 2" in html
     assert "<b>0.750</b><span>from 0.250 (+0.500)</span>" in html
     assert "3 min 20 s" in html

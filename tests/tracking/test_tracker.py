@@ -1,6 +1,7 @@
 """The tracker as a trainer uses it."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -139,3 +140,39 @@ def test_a_logger_that_cannot_start_is_said_and_left_out(tmp_path, monkeypatch, 
         "note: trainer.logger=tensorboard could not start, the run goes on: OSError: no route to host",
         "step:0 - a:1.000",
     ]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_time_until_a_run_is_resumed_does_not_count(tmp_path, monkeypatch, killed):
+    now = 1000.0
+    monkeypatch.setattr("verl.tracking.tracker.time.time", lambda: now)
+    first = Tracker(config(), {}, tmp_path)
+    first.log({"a": 1.0}, 1)
+    now = 1060.0
+    if killed:
+        os.utime(tmp_path / "metrics.jsonl", (now, now))
+    else:
+        first.finish("interrupted")
+    now = 9000.0
+    second = Tracker(config(), {}, tmp_path, resumed_step=1)
+    now = 9030.0
+    assert "<span>the run</span><b>1 min 30 s</b>" in second.finish().read_text()
+
+
+def test_a_report_that_fails_does_not_change_how_the_run_ended(tmp_path, capsys):
+    tracker = Tracker(config(), {}, tmp_path)
+    tracker.log({"a": 1.0}, 1)
+    (tmp_path / "report.html").mkdir()  # stands where the page should go
+    assert tracker.finish("finished") is None
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["notices"][0].startswith("the report could not be written: IsADirectoryError")
+    assert "note: the report could not be written" in capsys.readouterr().out
+
+
+def test_the_same_notice_is_said_once(tmp_path, capsys):
+    tracker = Tracker(config(), {}, tmp_path)
+    for text in ("mind the gap", "mind the step", "mind the gap"):
+        tracker.notice(text)
+    tracker.finish()
+    assert capsys.readouterr().out.splitlines() == ["note: mind the gap", "note: mind the step"]

@@ -10,7 +10,7 @@ from html import escape
 from verl.tracking.scales import Point, inner_ticks, smooth, thin, tick_label, ticks
 
 WIDTH, HEIGHT = 520, 240
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 34
+LEFT, RIGHT, TOP, BOTTOM = 74, 14, 12, 34
 # From here on a line is too noisy to follow, and its moving mean is drawn over it.
 SMOOTH_FROM = 40
 COLOURS = 8

@@ -20,6 +20,7 @@ h1 { margin: 0; font-size: 26px; } h2 { margin: 34px 0 12px; font-size: 18px; }
 .tiles, .charts { display: grid; gap: 14px; }
 .tiles { grid-template-columns: repeat(auto-fill, minmax(180px, 1fr)); margin: 22px 0 14px; }
 .charts { grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)); }
+@media (min-width: 1014px) { .charts figure:last-child:nth-child(odd) { grid-column: 1 / -1; justify-self: center; width: calc(50% - 7px); } }
 .tile, figure, details, .samples, .notices { background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
 .tile { padding: 12px 14px; } .tile b { display: block; font-size: 24px; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 13px; }

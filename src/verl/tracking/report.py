@@ -43,7 +43,7 @@ def write_report(folder: Path | str) -> Path:
         raise DataError(f"{where} has no {METRICS}: name a run's folder, checkpoints/<project_name>/<experiment_name>")
     lines, run = read_lines(where / METRICS), read_run(where)
     html = page(
-        title=run.get("experiment") or where.resolve().name,
+        title=" / ".join(n for n in (run.get("project"), run.get("experiment")) if n) or where.resolve().name,
         subtitle=_subtitle(run, lines),
         tiles=_tiles(lines, run),
         charts=_charts(lines),
@@ -60,7 +60,7 @@ def _logged(lines: Lines) -> list[str]:
 
 
 def _subtitle(run: Mapping[str, Any], lines: Lines) -> str:
-    parts = [run.get("project", ""), run.get("status", "")]
+    parts = [run.get("status", "")]
     if lines:
         parts.append(f"step {lines[-1]['step']}" + (f" of {run['total_steps']}" if run.get("total_steps") else ""))
     if run.get("started"):
@@ -85,8 +85,9 @@ def _tiles(lines: Lines, run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         tiles.append(("a step", f"{statistics.median(seconds):.2f} s", "median"))
     if throughput := [y for _, y in series(lines, names.THROUGHPUT[0])]:
         tiles.append(("throughput", f"{statistics.median(throughput):,.0f}", "tokens a second, median"))
-    if run.get("ended") and run.get("started"):
-        tiles.append(("the run", _duration(run["ended"] - run["started"]), run.get("status", "")))
+    if run.get("ended") and (started := run.get("session_started", run.get("started"))):
+        seconds = run.get("earlier_seconds", 0.0) + run["ended"] - started  # without the time until it was resumed
+        tiles.append(("the run", _duration(seconds), run.get("status", "")))
     return tiles
 
 

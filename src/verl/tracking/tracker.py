@@ -52,11 +52,13 @@ class Tracker:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
+        self._said: set[str] = set()
         self._shown_generations = config.log_val_generations
         self._print_steps = "console" in names
+        last_written = (self.folder / METRICS).stat().st_mtime if (self.folder / METRICS).exists() else 0.0
         self._metrics = StepLines(self.folder / METRICS, resumed_step)
         self._generations = StepLines(self.folder / GENERATIONS, resumed_step)
-        self._run = self._new_record(config, run_config, total_steps, resumed_step, plan)
+        self._run = self._new_record(config, run_config, total_steps, resumed_step, plan, last_written)
         # The bar starts last: a logger that asks for a password at its start needs the terminal for itself.
         self._console = Console()
         self._backends = self._start_backends(names, config, run_config, resumed_step)
@@ -70,6 +72,7 @@ class Tracker:
         total_steps: int | None,
         resumed_step: int | None,
         plan: Mapping[str, Any] | None,
+        last_written: float,
     ) -> dict[str, Any]:
         earlier = read_run(self.folder) if resumed_step is not None else {}
         return {
@@ -77,6 +80,8 @@ class Tracker:
             "experiment": config.experiment_name,
             "status": "running",
             "started": earlier.get("started", time.time()),
+            "earlier_seconds": _seconds_of(earlier, last_written),
+            "session_started": time.time(),
             "ended": None,
             "resumed_from": [*earlier.get("resumed_from", []), *([] if resumed_step is None else [resumed_step])],
             "total_steps": total_steps,
@@ -135,15 +140,22 @@ class Tracker:
             backend.log_generations(shown, step)
 
     def notice(self, text: str) -> None:
-        """Say something that the user should know: printed, and kept for the report."""
-        self._console.print(f"note: {text}")
+        """Say something that the user should know: printed, and kept for the report. The same text is said once."""
         with self._lock:  # loggers call this from their threads
+            said, self._said = text in self._said, self._said | {text}
+        if said:
+            return
+        self._console.print(f"note: {text}")
+        with self._lock:
             if text not in self._run["notices"]:  # a resumed run says much of it again
                 self._run["notices"].append(text)
             write_run(self.folder, self._run)
 
-    def finish(self, status: str = "finished") -> Path:
-        """Close everything and write the report. status: "finished", "interrupted" or "failed". Returns its path."""
+    def finish(self, status: str = "finished") -> Path | None:
+        """Close everything and write the report. status: "finished", "interrupted" or "failed".
+
+        Returns the report's path; None, with a notice, where it could not be written.
+        """
         self._console.close()
         for backend in self._backends:
             backend.close(status)
@@ -152,7 +164,19 @@ class Tracker:
         self._generations.close()
         self._run.update(status=status, ended=time.time())
         write_run(self.folder, self._run)
-        return write_report(self.folder)
+        try:
+            return write_report(self.folder)
+        except Exception as error:  # the run is over and its files are whole: how it ended does not depend on a page
+            self.notice(f"the report could not be written: {type(error).__name__}: {error}")
+            return None
+
+
+def _seconds_of(record: Mapping[str, Any], last_written: float) -> float:
+    """Seconds that a run went on before it is resumed; one that was killed, until its last metrics were written."""
+    if "session_started" not in record:
+        return 0.0
+    end = record.get("ended") or last_written
+    return record.get("earlier_seconds", 0.0) + max(0.0, end - record["session_started"])
 
 
 def _number(name: str, value: Any) -> float | int:
