@@ -77,3 +77,14 @@ def test_run_record(tmp_path):
     assert read_run(tmp_path) == {}
     write_run(tmp_path, {"config": {"path": tmp_path, "nan": float("nan")}})
     assert read_run(tmp_path) == {"config": {"path": str(tmp_path), "nan": None}}
+
+
+def test_only_newlines_end_a_line(tmp_path):
+    text = "a\u2028b\u2029c\u0085d\x0be\x0cf\x1cg"
+    lines = StepLines(tmp_path / "g.jsonl", None)
+    for step in (1, 2):
+        lines.append({"step": step, "response": text})
+    lines.close()
+    assert read_lines(tmp_path / "g.jsonl") == [{"step": 1, "response": text}, {"step": 2, "response": text}]
+    (tmp_path / "empty.jsonl").write_text("")
+    assert read_lines(tmp_path / "empty.jsonl") == []

@@ -66,7 +66,8 @@ class StepLines:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a JSON-lines file; a last line that a kill cut short is left out, and so is a missing file."""
     try:
-        texts = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): it also breaks at characters such as U+2028, which JSON strings may hold.
+        texts = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except FileNotFoundError:
         return []
     lines = []
