@@ -9,6 +9,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 # torch first and by itself: a range would bring the CUDA build, which is gigabytes larger.
 $(BIN)/.installed: pyproject.toml constraints-cpu.txt
+	@echo "installing torch and the rest into $(VENV): two to three minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints-cpu.txt torch
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints-cpu.txt -e .

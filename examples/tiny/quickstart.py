@@ -80,6 +80,12 @@ def peak_gigabytes() -> float:
     return used * (1 if sys.platform == "darwin" else 1024) / 1e9  # Linux counts kibibytes, macOS bytes
 
 
+def shown(path: Path) -> Path:
+    """The path from the working directory, where it lies within."""
+    here = Path.cwd().resolve()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def summary(out: Path, run: Path, model: Path, started: float) -> str:
     """What came out, checked on the merged model itself."""
     from transformers.utils import logging
@@ -98,8 +104,8 @@ def summary(out: Path, run: Path, model: Path, started: float) -> str:
             *samples(pairs, before, after),
             "",
             f"held-out accuracy   before {first:.3f}, after {last:.3f} ({last - first:+.3f})",
-            f"merged model        {model} (held-out accuracy with transformers alone: {share_right(after, pairs):.3f})",
-            f"report              {run / 'report.html'}",
+            f"merged model        {shown(model)} (held-out accuracy with transformers alone: {share_right(after, pairs):.3f})",
+            f"report              {shown(run / 'report.html')}",
             f"time                {time.monotonic() - started:.0f} s",
             f"peak memory         {peak_gigabytes():.2f} GB (the largest process)",
         ]

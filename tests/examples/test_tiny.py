@@ -228,6 +228,12 @@ def test_samples_are_those_that_were_wrong_before():
     assert quickstart.share_right(["20", "79", "22"], pairs) == pytest.approx(2 / 3)
 
 
+def test_paths_are_shown_from_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert str(quickstart.shown(tmp_path / "quickstart" / "model")) == "quickstart/model"
+    assert quickstart.shown(tmp_path.parent / "other") == tmp_path.parent / "other"
+
+
 def run_script(name, out, *overrides, cwd=ROOT, **variables):
     env = os.environ | {"TINY_OUT": str(out), "OMP_NUM_THREADS": "1"} | variables
     command = ["bash", str(TINY / name), "trainer.val_before_train=False", *overrides]
