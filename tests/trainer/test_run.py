@@ -9,6 +9,7 @@ from verl.algorithms.kl import AdaptiveKLController, FixedKLController
 from verl.core.checkpoint_engine.store import CheckpointStore
 from verl.errors import CheckpointError, ConfigError, DataError, RewardError, UserError
 from verl.trainer import run as run_module
+from verl.trainer.folder import FolderLock
 from verl.trainer.run import NothingToDo, kl_controller, prepare
 
 
@@ -65,6 +66,17 @@ def test_mistakes_are_found_before_a_model_is_loaded(tiny_model, tiny_data, tmp_
     assert isinstance(error.value, kind)
     for part in parts:
         assert part in str(error.value)
+
+
+def test_a_folder_in_use_is_found_before_a_model_is_loaded_and_free_after_a_failure(tiny_model, tiny_data, tmp_path):
+    words = overrides(tiny_model, tiny_data, tmp_path, "actor_rollout_ref.model.path=/nowhere/model")
+    lock = FolderLock(tmp_path)
+    with pytest.raises(UserError, match="another run is writing"):
+        prepare(config(*words), [])
+    lock.release()
+    with pytest.raises(ConfigError, match="/nowhere/model"):
+        prepare(config(*words), [])
+    FolderLock(tmp_path).release()
 
 
 def test_the_plan_and_notices_are_printed_before_a_model_is_loaded(

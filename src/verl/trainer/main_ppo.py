@@ -40,7 +40,8 @@ def main(argv: list[str]) -> int:
     finally:
         report = run.close(status)
     if status == "finished":
-        print(f"done: checkpoints and metrics.jsonl are in {run.store.folder}, the report is {report}")
+        where = f"done: checkpoints and metrics.jsonl are in {run.store.folder}"
+        print(f"{where}, the report is {report}" if report else where)
         return 0
     print(f"interrupted: {_how_to_go_on(run.store.folder)}")
     return 130

@@ -29,6 +29,7 @@ from verl.tracking.files import read_run
 from verl.tracking.tracker import Tracker
 from verl.trainer.algorithm import choose_algorithm, needs_reference_model
 from verl.trainer.algorithm import notices as algorithm_notices
+from verl.trainer.folder import FolderLock
 
 
 class NothingToDo(Exception):
@@ -58,14 +59,17 @@ class Run:
     store: CheckpointStore
     roles: Roles
     tracker: Tracker
+    lock: FolderLock
     step: int = 0
     surplus: SampleBatch | None = None
 
-    def close(self, status: str) -> Path:
-        """Stop workers and write the report; returns its path."""
+    def close(self, status: str) -> Path | None:
+        """Stop workers and write the report; returns its path, None where it could not be written."""
         self.rewards.close()
         self.roles.close()
-        return self.tracker.finish(status)
+        report = self.tracker.finish(status)
+        self.lock.release()
+        return report
 
 
 def prepare(config: PPOConfig, notices: list[str]) -> Run:
@@ -77,28 +81,33 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     Raises:
         NothingToDo: the run is finished already.
     """
-    estimator, policy_loss = choose_algorithm(config)
+    algorithm = choose_algorithm(config)
     device = choose_device(config.trainer.device)
     check_placement(config)
-    folder = Path(config.trainer.default_local_dir).expanduser()
+    lock = FolderLock(Path(config.trainer.default_local_dir).expanduser())
+    try:
+        return _prepare(config, notices, algorithm, device, lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _prepare(
+    config: PPOConfig,
+    notices: list[str],
+    algorithm: tuple[AdvantageEstimator, PolicyLoss],
+    device: torch.device,
+    lock: FolderLock,
+) -> Run:
+    estimator, policy_loss = algorithm
+    folder = lock.folder
     store = CheckpointStore(folder, config.trainer.max_actor_ckpt_to_keep, notify=print_notice)
     resume_from = store.find(config.trainer.resume_mode, config.trainer.resume_from_path)
 
     model = config.actor_rollout_ref.model
     model_path = resolve_model_path(model.path)
     tokenizer = load_tokenizer(model.tokenizer_path or model_path, trust_remote_code=model.trust_remote_code)
-    custom = config.custom_reward_function.path is not None
-    data = {
-        "config": config.data,
-        "tokenizer": tokenizer,
-        "require_ground_truth": not custom,
-        "require_source": not custom and find_scorer(UNNAMED_SOURCE) is None,
-    }
-    prompts = load_prompts(config.data.train_files, split="train", **data)
-    val_prompts = load_prompts(config.data.val_files, split="val", **data) if config.data.val_files else None
-    rewards = RewardManager(config.reward, config.custom_reward_function)
-    rewards.check(prompts.data_sources | (val_prompts.data_sources if val_prompts else set()))
-
+    prompts, val_prompts, rewards = _load_data(config, tokenizer)
     with_critic = estimator.needs.critic
     plan = BatchPlan.make(config, len(prompts), num_devices(config.trainer), with_critic=with_critic)
     print(plan.table(), flush=True)
@@ -128,26 +137,30 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     )
     for notice in roles.notices:
         tracker.notice(notice)
-    run = Run(
-        config,
-        plan,
-        estimator,
-        policy_loss,
-        tokenizer,
-        prompts,
-        sampler,
-        val_prompts,
-        rewards,
-        kl_controller(config),
-        store,
-        roles,
-        tracker,
-    )
+    shared = (config, plan, estimator, policy_loss, tokenizer)
+    data = (prompts, sampler, val_prompts, rewards)
+    run = Run(*shared, *data, kl_controller(config), store, roles, tracker, lock)
     if resume_from is not None:
         from verl.trainer.checkpoints import resume
 
         resume(run, resume_from)
     return run
+
+
+def _load_data(config: PPOConfig, tokenizer: Any) -> tuple[PromptDataset, PromptDataset | None, RewardManager]:
+    """Prompts of training and validation, and the reward that can score both."""
+    custom = config.custom_reward_function.path is not None
+    data = {
+        "config": config.data,
+        "tokenizer": tokenizer,
+        "require_ground_truth": not custom,
+        "require_source": not custom and find_scorer(UNNAMED_SOURCE) is None,
+    }
+    prompts = load_prompts(config.data.train_files, split="train", **data)
+    val_prompts = load_prompts(config.data.val_files, split="val", **data) if config.data.val_files else None
+    rewards = RewardManager(config.reward, config.custom_reward_function)
+    rewards.check(prompts.data_sources | (val_prompts.data_sources if val_prompts else set()))
+    return prompts, val_prompts, rewards
 
 
 def _check_steps_left(folder: Path, resume_from: Path, total: int) -> None:

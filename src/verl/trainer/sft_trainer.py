@@ -27,7 +27,8 @@ def main(argv: list[str]) -> int:
         status = "interrupted"
     finally:
         report = run.tracker.finish(status)
-        print(f"{status}: checkpoints and metrics.jsonl are in {run.store.folder}, the report is {report}")
+        where = f"{status}: checkpoints and metrics.jsonl are in {run.store.folder}"
+        print(f"{where}, the report is {report}" if report else where)
     return 0 if status == "finished" else 130
 
 
