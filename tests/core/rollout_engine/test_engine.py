@@ -7,7 +7,7 @@ from verl.config.schema import RolloutConfig
 from verl.core.rollout_engine import engine as engine_module
 from verl.core.rollout_engine.api import Request, SamplingParams
 from verl.core.rollout_engine.engine import NativeEngine, compute_dtype
-from verl.errors import CheckpointError, ConfigError
+from verl.errors import CheckpointError, ConfigError, UserError
 
 from .models import FAMILIES, prompts, requests, shared_model, tiny_config, tiny_model, tokens, worst_log_prob_error
 
@@ -281,3 +281,14 @@ def test_weights_that_do_not_fit_are_listed():
 
 def test_no_requests_give_no_completions():
     assert in_place_engine(shared_model("llama")).generate([]) == []
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 5}], ids=str)
+def test_weights_that_have_diverged_are_told_of(sampling):
+    model = tiny_model("qwen2")
+    engine = in_place_engine(model)
+    model.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(UserError, match=r"logits are not finite.*Lower the learning rate"):
+        engine.generate(requests(5, 9, n=2, **sampling))
+    model.model.norm.weight.data.fill_(1.0)
+    assert len(engine.generate(requests(5))[0][0].token_ids) == 8  # the engine is free for the next call

@@ -3,6 +3,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from verl.config.schema import RolloutConfig
+from verl.core.rollout_engine import engine as engine_module
 from verl.core.rollout_engine.engine import NativeEngine
 from verl.core.rollout_engine.factory import make_rollout_engine, model_around
 from verl.core.rollout_engine.hf_engine import HFEngine
@@ -90,3 +91,11 @@ def test_vllm_that_is_not_installed_names_the_mend(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"rollout.name=vllm.*pip install 'reverl\[vllm\]'"):
         make(tiny_model("qwen2"), RolloutConfig(name="vllm"))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_bfloat16_that_is_computed_in_float32_is_told_of(monkeypatch, fast):
+    monkeypatch.setattr(engine_module, "cpu_has_fast_bf16", lambda: fast)
+    engine, notice = make(tiny_model("qwen2"), RolloutConfig(dtype="bfloat16"))
+    assert engine.dtype == (torch.bfloat16 if fast else torch.float32)
+    assert notice is None if fast else "rollout.dtype=bfloat16: this CPU has no fast bfloat16" in notice

@@ -5,7 +5,7 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 from verl.config.schema import RolloutConfig
 from verl.core.rollout_engine.api import Request, SamplingParams
 from verl.core.rollout_engine.hf_engine import HFEngine
-from verl.errors import CheckpointError
+from verl.errors import CheckpointError, UserError
 
 from .models import prompts, requests, tiny_model, tokens, worst_log_prob_error
 
@@ -101,3 +101,10 @@ def test_weights_are_copied_checked_or_already_there():
         engine.load_weights(((n, p) for n, p in other.named_parameters() if n != "model.norm.weight"), 6)
     with pytest.raises(CheckpointError, match="no such weight"):
         engine.load_weights([("model.nrom.weight", torch.ones(48))], 6)
+
+
+def test_weights_that_have_diverged_are_told_of():
+    model = tiny_model("qwen2")
+    model.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(UserError, match="logits are not finite"):
+        HFEngine(model).generate(requests(5))

@@ -125,3 +125,10 @@ def test_rule_is_what_rows_of_a_step_share():
     assert SamplingRule.of(base) == SamplingRule.of(SamplingParams(9, n=4, seed=5, stop_token_ids=(1, 3)))
     assert SamplingRule.of(SamplingParams(8, stop_token_ids=(3,), ignore_eos=True)).stop_token_ids == ()
     assert SamplingRule.of(base) != SamplingRule.of(SamplingParams(8, temperature=0.5, stop_token_ids=(1, 3)))
+
+
+def test_logits_that_are_not_numbers_give_a_token_of_the_vocabulary_and_no_log_prob():
+    logits = torch.full((2, 5000), float("nan"))  # 5000: the last block is padded
+    tokens, log_probs = sample(logits, torch.tensor([1, 2]), torch.tensor([3, 4]), SamplingRule(1.0, -1, 1.0, ()))
+    assert log_probs.isnan().all()
+    assert ((tokens >= 0) & (tokens < 5000)).all()

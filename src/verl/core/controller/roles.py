@@ -104,7 +104,7 @@ def build_roles(
     lora = section.model.lora_rank > 0
     ref = (BaseReference(actor) if lora else _build_ref(config, device, model_path)) if with_reference else None
     critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
-    native = section.rollout.name == "native" and reason is None
+    native = section.rollout.name == "native"  # transformers in its place has no dtype of its own
     # Merged weights are rounded once, adapters apart from them are not.
     same = native and not lora and getattr(rollout, "dtype", None) == compute_dtype(section.actor.fsdp_config, device)
     return Roles(actor, rollout, ref, critic, same, notices)

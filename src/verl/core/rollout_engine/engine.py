@@ -14,7 +14,7 @@ from verl.config.schema import RolloutConfig
 from verl.core.rollout_engine.api import Completion, Request, RolloutStats
 from verl.core.rollout_engine.config import ModelSpec
 from verl.core.rollout_engine.kv_cache import cpu_budget, cuda_budget, slots_that_fit
-from verl.core.rollout_engine.requests import assemble, by_rule, check_requests
+from verl.core.rollout_engine.requests import assemble, by_rule, check_finite, check_requests
 from verl.core.rollout_engine.runner import Runner
 from verl.core.rollout_engine.sampling import SamplingRule
 from verl.core.rollout_engine.scheduler import Schedule
@@ -153,6 +153,7 @@ class NativeEngine:
         try:
             for rule, group in by_rule(requests).items():
                 for item in self._schedule(group, rule).run():
+                    check_finite(item[2])
                     paused = time.perf_counter()
                     yield item
                     waited += time.perf_counter() - paused

@@ -51,7 +51,7 @@ def make_rollout_engine(
     max_response_length: int,
     pad_token_id: int | None,
 ) -> tuple[RolloutEngine, str | None]:
-    """The rollout engine of one device, and a notice for the user if it is not the one that was asked for.
+    """The rollout engine of one device, and a notice for the user if it is not quite what was asked for.
 
     native makes way for hf, with the reason, for a model that it does not compute.
 
@@ -77,7 +77,12 @@ def make_rollout_engine(
 
             engine = NativeEngine(hf_config, device=device, dtype=dtype, config=config, weights=trainer_weights)
             engine.check_length(max_model_len)
-            return engine, None
+            if dtype not in (None, engine.dtype):
+                notice = (
+                    f"rollout.dtype={config.dtype}: this CPU has no fast bfloat16, so generation computes in float32, which "
+                    "is quicker on it."
+                )
+            return engine, notice
         name = "hf"
         notice = (
             f"rollout.name=native does not do this model ({reason}): generating with transformers, which is slower."

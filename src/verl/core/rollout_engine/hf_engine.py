@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verl.config.schema import RolloutConfig
 from verl.core.rollout_engine.api import Completion, Request, RolloutStats
-from verl.core.rollout_engine.requests import assemble, by_rule, check_requests
+from verl.core.rollout_engine.requests import assemble, by_rule, check_finite, check_requests
 from verl.core.rollout_engine.sampling import SamplingRule, sample, stream_key
 from verl.errors import CheckpointError
 
@@ -109,6 +109,7 @@ class HFEngine:
         self.stats.decode_steps += len(drawing.tokens)
         self.stats.prompt_tokens += sum(map(len, prompts))
         for (request, index), completion in zip(batch, drawing.completions(self.version)):
+            check_finite(completion)
             self.stats.response_tokens += len(completion.token_ids)
             yield request, index, completion
 

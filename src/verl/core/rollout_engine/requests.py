@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from verl.core.rollout_engine.api import Completion, Request
 from verl.core.rollout_engine.sampling import SamplingRule
+from verl.errors import UserError
 
 
 def check_requests(requests: list[Request]) -> None:
@@ -15,6 +17,20 @@ def check_requests(requests: list[Request]) -> None:
             raise ValueError(f"request {i} has an empty prompt")
         if request.sampling.max_tokens < 1:
             raise ValueError(f"request {i}: max_tokens is {request.sampling.max_tokens}, it must be at least 1")
+
+
+def check_finite(completion: Completion) -> None:
+    """UserError for a sample with a log-prob that is not a number: the weights have diverged.
+
+    Looked at here, on numbers that are on the host already, so that no decode step waits for an answer.
+    """
+    if not math.isfinite(sum(completion.log_probs)):
+        raise UserError(
+            "The policy's logits are not finite: its weights have diverged. Lower the learning rate "
+            "(actor_rollout_ref.actor.optim.lr), and go on from a checkpoint from before that with "
+            "trainer.resume_mode=resume_path trainer.resume_from_path=.../global_step_N, or start anew with "
+            "trainer.resume_mode=disable."
+        )
 
 
 def by_rule(requests: list[Request]) -> dict[SamplingRule, dict[int, Request]]:

@@ -51,7 +51,8 @@ def sample(logits: Tensor, keys: Tensor, positions: Tensor, rule: SamplingRule) 
         positions: int64 [n], position of the token before the one drawn.
     Returns:
         (tokens int64 [n], log-probs float32 [n]). Log-probs are of the whole distribution at the rule's temperature, at 1
-        when that is 0: top_k and top_p change which tokens can come, not their log-probs.
+        when that is 0: top_k and top_p change which tokens can come, not their log-probs. A row with a logit that is not a
+        number gives some token of the vocabulary and the log-prob NaN, which `requests.check_finite` finds.
     """
     if rule.temperature == 0:
         best, tokens = logits.max(dim=-1)
@@ -68,6 +69,7 @@ def sample(logits: Tensor, keys: Tensor, positions: Tensor, rule: SamplingRule) 
     block = _draw(mass.sum(dim=2), first)
     rows = torch.arange(len(mass), device=mass.device)
     tokens = block * mass.shape[2] + _draw(mass[rows, block], second)
+    tokens = tokens.clamp_(max=logits.shape[1] - 1)  # NaN mass leads into the padding of the last block
     log_probs = logits.gather(1, tokens[:, None]) - peak
     return tokens, log_probs[:, 0] - log_total
 
@@ -131,7 +133,8 @@ def _draw(mass: Tensor, uniform: Tensor) -> Tensor:
     total = running[:, -1]
     # Rounding must not lift the target to the total: the answer is the first running sum above the target.
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(running, target[:, None], right=True)[:, 0]
+    # No running sum is above a target of NaN: the clamp keeps the index one that can be read, on a GPU too.
+    return torch.searchsorted(running, target[:, None], right=True)[:, 0].clamp_(max=mass.shape[1] - 1)
 
 
 def _mix(z: int) -> int:

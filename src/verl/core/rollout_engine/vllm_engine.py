@@ -17,6 +17,7 @@ from torch import Tensor
 from verl.config.schema import RolloutConfig
 from verl.core.rollout_engine import vllm_setup as setup
 from verl.core.rollout_engine.api import Completion, Request, RolloutStats, SamplingParams
+from verl.core.rollout_engine.requests import check_finite
 from verl.core.rollout_engine.weight_buckets import BucketWriter
 from verl.errors import ConfigError
 
@@ -126,6 +127,7 @@ class VLLMEngine:
                     if not output.finished:
                         continue
                     completion = self._completion(output.outputs[0])
+                    check_finite(completion)
                     stats.response_tokens += len(completion.token_ids)
                     handed_over = time.perf_counter()
                     yield (*pending.pop(output.request_id), completion)
