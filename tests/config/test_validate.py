@@ -44,6 +44,8 @@ def test_defaults_are_fine(make):
         ([f"{A}.optim.betas=[0.9,1.0]"], ["below 1"]),
         (["critic.optim.betas=[0.9]", "algorithm.adv_estimator=gae"], ["critic.optim.betas"]),
         ([f"{A}.checkpoint.save_contents=[model,optimiser]"], ["optimiser", "Did you mean optimizer?"]),
+        ([f"{A}.checkpoint.load_contents=[optimizer]"], ["is without model", f"{A}.checkpoint.load_contents=[model]"]),
+        ([f"{A}.optim.lr=inf"], [f"{A}.optim.lr=inf", "finite"]),
         (["trainer.val_only=True", "data.val_files=null"], ["needs data.val_files"]),
     ],
 )
@@ -71,6 +73,7 @@ def test_errors(make, words, parts):
         ([f"{A}.optim.lr_warmup_steps=3", f"{A}.optim.lr_warmup_steps_ratio=0.1"], "lr_warmup_steps_ratio=0.1"),
         ([f"{A}.optim.min_lr_ratio=0.1"], "min_lr_ratio=0.1 has no effect"),
         ([f"{A}.checkpoint.save_contents=[model]"], "without optimizer, extra"),
+        ([f"{A}.checkpoint.load_contents=[model]"], "load_contents is without optimizer, extra"),
         (["trainer.test_freq=3", "data.val_files=null"], "test_freq=3 has no effect"),
         ([f"{R}.val_kwargs.temperature=0.7"], "validation is greedy"),
         ([f"{R}.val_kwargs.n=4"], "n=4 samples of a prompt are equal"),
@@ -121,3 +124,10 @@ def test_derived_values(make):
     assert name_list(["a", "b"]) == ["a", "b"]
     with pytest.raises(TypeError):
         name_list({"a": 1})
+
+
+@pytest.mark.parametrize("key", ["trainer.seed", "data.seed", f"{R}.seed", f"{A}.data_loader_seed"])
+def test_a_seed_has_to_fit_into_64_bits(make, key):
+    assert validate(make(f"{key}={2**63 - 1}")) == []
+    with pytest.raises(ConfigError, match=f"{key}={2**63}: has to be at least 0 and at most {2**63 - 1}"):
+        make(f"{key}={2**63}")

@@ -109,6 +109,9 @@ def test_a_file_that_fails_is_named_with_its_error(tmp_path):
     path.write_text("import json\nraise KeyError('seven')\n")
     with pytest.raises(ConfigError, match=r"broken\.py failed: KeyError: 'seven'"):
         choose_algorithm(config(f"trainer.plugins={path}"))
+    path.write_text("raise SystemExit(0)\n")
+    with pytest.raises(ConfigError, match=r"broken\.py failed: SystemExit: 0"):
+        choose_algorithm(config(f"trainer.plugins={path}"))
     (tmp_path / "text.txt").write_text("")
     with pytest.raises(ConfigError, match=r"text\.txt is not a Python file"):
         choose_algorithm(config(f"trainer.plugins={tmp_path / 'text.txt'}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from verl.config.compose import join_problems
@@ -258,6 +259,7 @@ def _check_engines(config: PPOConfig, found: Findings) -> None:
 
 
 def _check_optimizer(section: str, optim: OptimConfig, found: Findings) -> None:
+    found.problem(not math.isfinite(optim.lr), f"{section}.lr={optim.lr}: has to be a finite number, such as 1e-6.")
     found.problem(
         len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas),
         f"{section}.betas={optim.betas}: takes two numbers from 0 to below 1, such as [0.9,0.999].",
@@ -281,6 +283,17 @@ def _check_checkpoint(section: str, checkpoint: CheckpointConfig, found: Finding
                 word not in CHECKPOINT_CONTENTS,
                 f"{section}.{name}: {word}: takes {', '.join(CHECKPOINT_CONTENTS)}.{mend}",
             )
+    found.problem(
+        "model" not in checkpoint.load_contents,
+        f"{section}.load_contents={checkpoint.load_contents} is without model: a run that goes on would start its weights "
+        f"anew. Write {section}.load_contents=[model], or trainer.resume_mode=disable for a new run.",
+    )
+    unread = [word for word in ("optimizer", "extra") if word not in checkpoint.load_contents]
+    found.notice(
+        bool(unread) and "model" in checkpoint.load_contents,
+        f"{section}.load_contents is without {', '.join(unread)}: on resume that starts anew, so a run does not go on to the "
+        "same numbers.",
+    )
     missing = [word for word in ("model", "optimizer", "extra") if word not in checkpoint.save_contents]
     found.notice(
         bool(missing),

@@ -57,7 +57,7 @@ def load_plugins(files: object) -> None:
         sys.modules[spec.name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as e:
+        except (Exception, SystemExit) as e:  # a script that ends itself would end the run without a word
             raise ConfigError(f"trainer.plugins: importing {name} failed: {type(e).__name__}: {e}") from e
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl.config.schema.engine import CheckpointConfig, FSDPConfig, OptimConfig
-from verl.config.schema.options import opt
+from verl.config.schema.options import LARGEST_SEED, opt
 
 _KL_VALUES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_KINDS = (*_KL_VALUES, *(f"{kind}+" for kind in _KL_VALUES))
@@ -58,7 +58,7 @@ class ActorConfig:
     ppo_max_token_len_per_gpu: int = opt(16384, "tokens a packed micro-batch on one device holds at most", min=1)
     ppo_epochs: int = opt(1, "passes over a step's samples", min=1)
     shuffle: bool = opt(False, "draw mini-batches in a seeded random order")
-    data_loader_seed: int = opt(42, "seed of that order", min=0)
+    data_loader_seed: int = opt(42, "seed of that order", min=0, max=LARGEST_SEED)
     clip_ratio: float = opt(0.2, "PPO clip range, below and above", above=0)
     clip_ratio_low: float | None = opt(None, "clip range below; null: clip_ratio", above=0)
     clip_ratio_high: float | None = opt(None, "clip range above; null: clip_ratio", above=0)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from verl.config.schema.options import opt
+from verl.config.schema.options import LARGEST_SEED, opt
 
 
 @dataclass
@@ -28,7 +28,7 @@ class DataConfig:
     )
     filter_overlong_prompts: bool = opt(False, "drop longer prompts (counted) instead of cutting them")
     shuffle: bool = opt(True, "draw training prompts in a seeded random order, anew each epoch")
-    seed: int = opt(1, "seed of the order of prompts", min=0)
+    seed: int = opt(1, "seed of the order of prompts", min=0, max=LARGEST_SEED)
     train_max_samples: int = opt(
         -1, "use this many training prompts (drawn at random if shuffle, else the first); -1: all", min=-1
     )

@@ -4,6 +4,8 @@ import copy
 from dataclasses import field
 from typing import Any
 
+LARGEST_SEED = 2**63 - 1  # torch's generators take 64 bits with a sign
+
 
 def opt(
     default: Any,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from verl.config.schema.options import opt
+from verl.config.schema.options import LARGEST_SEED, opt
 
 
 @dataclass
@@ -29,7 +29,7 @@ class RolloutConfig:
     top_k: int = opt(-1, "keep the k likeliest tokens; -1: all", min=-1)
     top_p: float = opt(1.0, "keep the likeliest tokens up to this probability", above=0, max=1)
     ignore_eos: bool = opt(False, "go on to the length limit (for timing)")
-    seed: int = opt(0, "seed of sampling; each sample and step has its own stream", min=0)
+    seed: int = opt(0, "seed of sampling; each sample and step has its own stream", min=0, max=LARGEST_SEED)
     dtype: str | None = opt(
         None,
         "precision of generation; null: bfloat16 on a GPU, the trainer's on a CPU",

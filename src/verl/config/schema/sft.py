@@ -5,7 +5,7 @@ from typing import Any
 
 from verl.config.schema.actor import ModelConfig
 from verl.config.schema.engine import CheckpointConfig, FSDPConfig, OptimConfig
-from verl.config.schema.options import opt
+from verl.config.schema.options import LARGEST_SEED, opt
 
 
 @dataclass
@@ -29,7 +29,7 @@ class SFTDataConfig:
         choices=("error", "right", "left"),
     )
     shuffle: bool = opt(True, "draw conversations in a seeded random order, anew each epoch")
-    seed: int = opt(1, "seed of that order", min=0)
+    seed: int = opt(1, "seed of that order", min=0, max=LARGEST_SEED)
     train_max_samples: int = opt(-1, "use this many training conversations, the first; -1: all", min=-1)
     val_max_samples: int = opt(-1, "use this many validation conversations, the first; -1: all", min=-1)
     apply_chat_template_kwargs: dict[str, Any] = opt({}, "further arguments of the chat template")
@@ -50,7 +50,7 @@ class SFTTrainerConfig:
         "console, tensorboard, wandb, mlflow, swanlab: one name or a list (metrics.jsonl is always written)",
     )
     device: str | None = opt(None, "cuda or cpu; null: cuda if there is one", choices=("cuda", "cpu"))
-    seed: int = opt(0, "seed of everything that has none of its own", min=0)
+    seed: int = opt(0, "seed of everything that has none of its own", min=0, max=LARGEST_SEED)
     save_freq: int = opt(-1, "updates between checkpoints; -1: only the last", min=-1)
     max_ckpt_to_keep: int | None = opt(None, "newest checkpoints to keep; null: all", min=1)
     test_freq: int = opt(-1, "updates between validations; -1: only the last", min=-1)

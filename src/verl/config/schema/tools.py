@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from verl.config.schema.options import opt
+from verl.config.schema.options import LARGEST_SEED, opt
 from verl.config.schema.reward import CustomRewardConfig
 
 
@@ -70,7 +70,7 @@ class GenerationRolloutConfig:
     temperature: float = opt(1.0, "sampling temperature; 0 is greedy", min=0)
     top_k: int = opt(-1, "keep the k likeliest tokens; -1: all", min=-1)
     top_p: float = opt(1.0, "keep the likeliest tokens up to this probability", above=0, max=1)
-    seed: int = opt(0, "seed of sampling", min=0)
+    seed: int = opt(0, "seed of sampling", min=0, max=LARGEST_SEED)
     dtype: str | None = opt(
         None, "precision; null: bfloat16 on a GPU, float32 on a CPU", choices=("float32", "bfloat16")
     )

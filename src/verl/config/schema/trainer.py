@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from verl.config.schema.options import opt
+from verl.config.schema.options import LARGEST_SEED, opt
 
 
 @dataclass
@@ -24,7 +24,7 @@ class TrainerConfig:
     nnodes: int = opt(1, "machines", min=1)
     n_gpus_per_node: int = opt(1, "devices a machine; without a GPU a device is a CPU process", min=1)
     device: str | None = opt(None, "cuda or cpu; null: cuda if there is one", choices=("cuda", "cpu"))
-    seed: int = opt(0, "seed of everything that has none of its own", min=0)
+    seed: int = opt(0, "seed of everything that has none of its own", min=0, max=LARGEST_SEED)
     save_freq: int = opt(-1, "steps between checkpoints; -1: only the last step", min=-1)
     max_actor_ckpt_to_keep: int | None = opt(None, "newest checkpoints to keep; null: all", min=1)
     test_freq: int = opt(-1, "steps between validations; -1: only the last step", min=-1)
