@@ -19,7 +19,10 @@ from verl.rewards.pool import WorkerPool
 TIMEOUT = 1.0
 
 CUSTOM = """
-import os, signal, time
+import asyncio, os, signal, time
+
+class Panic(BaseException):
+    pass
 
 def compute_score(data_source, solution_str, ground_truth, extra_info, scale=1.0):
     if solution_str == "spin":
@@ -40,6 +43,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, scale=1.0
         raise SystemExit(3)
     if solution_str == "raise":
         raise ValueError("cannot judge this")
+    if solution_str == "cancelled":
+        raise asyncio.CancelledError
+    if solution_str == "panic":
+        raise Panic("at the disco")
     if solution_str == "nan":
         return float("nan")
     if solution_str == "dict":
@@ -65,6 +72,10 @@ async def judge(solution_str, **rest):
         time.sleep(0.2)
     if solution_str == "raise":
         raise TimeoutError("the judge's own server timed out")
+    if solution_str == "cancelled":
+        raise asyncio.CancelledError
+    if solution_str == "cancel itself":
+        asyncio.current_task().cancel()
     await asyncio.sleep(0.5)
     return {"score": len(solution_str)}
 """
@@ -151,6 +162,8 @@ def test_dicts_with_different_keys_stay_aligned(manager):
         ("raise", "raised ValueError"),
         ("nan", "returned nan"),
         ("sys.exit", "raised SystemExit"),
+        ("cancelled", "raised CancelledError"),
+        ("panic", "Panic: at the disco"),
         ("spin", "took longer than reward.timeout=1 s"),
         ("exit 1", "ended its worker process (exit code 1)"),
         ("exit 0", "exit code 0"),
@@ -255,6 +268,14 @@ def test_async_failures_are_counted_each(judge):
     assert "the judge's own server timed out" in own
 
 
+@pytest.mark.parametrize("text", ["cancelled", "cancel itself"])
+def test_an_async_call_that_is_cancelled_from_within_costs_itself_alone(judge, text):
+    result = judge.score(inputs("abc", "abc", text, "abc"))
+    assert result.failed == [2]
+    assert result.scores == [3.0, 3.0, 0.0, 3.0]
+    assert "CancelledError" in result.failure_messages[0]
+
+
 def test_an_async_function_that_blocks_takes_nobody_with_it(judge):
     result = judge.score(inputs(*["abc"] * 6, "block", *["abc"] * 13))
     assert result.failed == [6]
@@ -347,6 +368,49 @@ if __name__ == "__main__":
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < deadline, "workers outlived the trainer"
         time.sleep(0.1)
+
+
+def test_a_busy_worker_ends_when_the_trainer_is_killed(folder):
+    pid_file, script = folder / "busy.pid", folder / "busy.py"
+    (folder / "endless.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        f"    Path({str(pid_file)!r} + '~').write_text(str(os.getpid()))\n"
+        f"    os.rename({str(pid_file)!r} + '~', {str(pid_file)!r})\n"
+        "    while True: pass\n"
+    )
+    script.write_text(f"""
+from verl.config.schema import CustomRewardConfig, RewardConfig
+from verl.rewards import RewardInput, RewardManager
+import os, signal, time
+if __name__ == "__main__":
+    config = RewardConfig(timeout=600, num_workers=1)
+    RewardManager(config, CustomRewardConfig(path={str(folder / "endless.py")!r})).submit([RewardInput("x", "y")])
+    while not os.path.exists({str(pid_file)!r}):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+""")
+    subprocess.run([sys.executable, str(script)], stderr=subprocess.DEVNULL, timeout=60)
+    pid, deadline = int(pid_file.read_text()), time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+        assert time.monotonic() < deadline, "a busy worker outlived the trainer"
+        time.sleep(0.05)
+
+
+def test_a_file_that_blocks_at_its_import_in_workers_is_said(folder):
+    path = folder / "blocks.py"
+    path.write_text(
+        "import multiprocessing, threading\n"
+        "if multiprocessing.parent_process():\n    threading.Lock().acquire() and threading.Event().wait()\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
+    )
+    pool = WorkerPool(1, CustomFunction(str(path), "compute_score"))
+    try:
+        pool.start(limit=0.5)
+        with pytest.raises(RewardError, match=r"not in a worker process\. The import of .*blocks\.py took longer than"):
+            pool.submit(None, inputs("a"), 1.0).wait()
+    finally:
+        pool.close()
 
 
 def test_a_script_without_a_main_guard_is_told_so(folder):

@@ -24,6 +24,7 @@ SAMPLE = RewardInput("lab/sums", "the solution text", "the truth")
         (np.array([2.0]), 2.0),
         (torch.tensor(0.5), 0.5),
         (torch.tensor(True), 1.0),
+        (-torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max),
     ],
 )
 def test_numbers_of_every_kind(value, score):
@@ -44,6 +45,8 @@ def test_dict_gives_score_and_numeric_metrics():
         ("1.0", "returned '1.0' (str)"),
         (math.nan, "returned nan (float)"),
         (math.inf, "returned inf (float)"),
+        (-3.5e38, "returned -3.5e+38 (float)"),  # infinite in float32
+        (10**400, "(int); return a finite number (at most 3.4e38"),
         ([1.0], "returned [1.0] (list)"),
         (np.array([1.0, 2.0]), "(ndarray)"),
         ({"acc": 1}, "a dict without 'score': it has ['acc']"),
@@ -79,3 +82,15 @@ def test_metric_means_are_over_the_samples_that_have_them():
     result = RewardResult([0, 0, 0], {"a": [1.0, None, 3.0], "b": [None, None, None]}, failed=[1])
     assert result.metric_means() == {"a": 2.0}
     assert result.failures == 1
+
+
+def test_a_quick_scorer_may_raise_anything_but_ctrl_c_is_the_trainers():
+    def leaves(**_):
+        raise SystemExit(3)
+
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    assert "raised SystemExit" in score_in_process(leaves, SAMPLE).error
+    with pytest.raises(KeyboardInterrupt):
+        score_in_process(interrupted, SAMPLE)

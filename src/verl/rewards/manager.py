@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import verl.rewards.scorers  # noqa: F401  (registers the built-in scorers)
 from verl.errors import RewardError
 from verl.rewards.custom import CustomFunction
 from verl.rewards.outcome import score_in_process
-from verl.rewards.pool import PoolJob, WorkerPool
+from verl.rewards.pool import START_SECONDS, PoolJob, WorkerPool
 from verl.rewards.registry import check_data_sources, find_scorer, make_shaper
 from verl.rewards.types import Outcome, RewardInput, RewardResult
 from verl.rewards.worker import is_async
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 MESSAGES_KEPT = 5
 CONCURRENT_CALLS = 256
 """Calls of an async function that one worker has under way at once."""
+
+
+SLOWER_IN_WORKERS = 10
+"""So many times as long as here may the import of the user's file take in a worker, where that is over a minute."""
 
 
 class RewardHandle:
@@ -78,14 +83,18 @@ class RewardManager:
         Starts the worker processes in the background when one of the functions needs them.
         """
         names = set(data_sources)
+        limit = max(START_SECONDS, self.config.timeout)
         check_data_sources(names, self.custom is not None)
         if self.custom is not None:
+            began = time.monotonic()
             self._chunk = CONCURRENT_CALLS if is_async(self.custom.load()) else None
+            # Several workers load it at once, each more slowly than this process alone.
+            limit = max(limit, SLOWER_IN_WORKERS * (time.monotonic() - began))
             names = set()
         self._checked = True
         slow = [scorer for scorer in map(find_scorer, names) if not scorer.quick]
         if self.custom is not None or slow:
-            self._pool.start(tuple(sorted({module for scorer in slow for module in scorer.imports})))
+            self._pool.start(tuple(sorted({module for scorer in slow for module in scorer.imports})), limit)
 
     def submit(self, samples: list[RewardInput]) -> RewardHandle:
         """Start scoring. Quick built-in scorers are done when this returns."""

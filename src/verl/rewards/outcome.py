@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Mapping
 from numbers import Real
@@ -11,6 +10,8 @@ from typing import Any
 from verl.rewards.types import Outcome, RewardInput, ScoreFunction
 
 SHOWN_CHARACTERS = 300
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+"""3.4e38. Scores are trained on in float32, where a larger one would be infinite."""
 
 
 def call_arguments(sample: RewardInput) -> dict[str, Any]:
@@ -27,12 +28,14 @@ def score_in_process(function: ScoreFunction, sample: RewardInput) -> Outcome:
     """Call a quick, synchronous scorer here, without a time limit."""
     try:
         return read_outcome(function(**call_arguments(sample)), sample)
-    except Exception as error:
+    except KeyboardInterrupt:  # this process is the trainer's: Ctrl-C is meant for it
+        raise
+    except BaseException as error:
         return failure(raised(error), sample)
 
 
 def read_outcome(value: Any, sample: RewardInput) -> Outcome:
-    """Check a returned value: a finite number, or a mapping with `score` and further metrics.
+    """Check a returned value: a number that is finite in float32, or a mapping with `score` and further metrics.
 
     Numbers may be Python, numpy or 0-d tensors. A metric that is not a finite number (a string, None, NaN) counts as
     not reported; a score that is not one makes the sample a failure.
@@ -53,13 +56,13 @@ def read_outcome(value: Any, sample: RewardInput) -> Outcome:
         metrics = {name: number for name, number in numbers.items() if number is not None}
     number = as_number(score)
     if number is None:
-        wanted = "return a finite number, or a dict with a finite number under 'score'"
+        wanted = "return a finite number (at most 3.4e38, as in float32), or a dict with one under 'score'"
         return failure(f"the reward function returned {score!r:.100} ({type(score).__name__}); {wanted}", sample)
     return Outcome(number, metrics, answer=answer)
 
 
 def as_number(value: Any) -> float | None:
-    """A finite float, or None. Anything with one element and `.item()` (numpy, torch) counts as a number."""
+    """A float that is finite in float32 too, or None. Anything with one element and `.item()` (numpy, torch) is a number."""
     if not isinstance(value, Real) and callable(getattr(value, "item", None)):
         try:
             value = value.item()
@@ -67,8 +70,11 @@ def as_number(value: Any) -> float | None:
             return None
     if not isinstance(value, Real):
         return None
-    number = float(value)
-    return number if math.isfinite(number) else None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if abs(number) <= FLOAT32_MAX else None  # NaN compares as False
 
 
 def raised(error: BaseException) -> str:

@@ -22,6 +22,8 @@ from verl.rewards.worker import CHUNK_SECONDS, GRACE_SECONDS, ready, score_chunk
 LARGEST_CHUNK = 256
 RESTARTS_IN_A_ROW = 3
 LOOK_AFTER_SECONDS = 0.5
+START_SECONDS = 60.0
+"""A worker's import of the user's file takes no longer; one that blocks would keep the trainer waiting for ever."""
 
 
 class PoolJob:
@@ -74,6 +76,7 @@ class WorkerPool:
     def __init__(self, workers: int, custom: CustomFunction | None = None):
         self._workers, self._custom = workers, custom
         self._imports: tuple[str, ...] = ()
+        self._start_limit = START_SECONDS
         self._lock = threading.RLock()
         self._pool: ProcessPool | None = None
         self._broken: list[ProcessPool] = []
@@ -83,9 +86,12 @@ class WorkerPool:
         self._under_way: dict[Future, ProcessPool] = {}
         self._orphans: set[Future] = set()
 
-    def start(self, imports: tuple[str, ...] = ()) -> None:
-        """Start the processes now, without waiting for them; each begins by importing these modules."""
-        self._imports = imports
+    def start(self, imports: tuple[str, ...] = (), limit: float = START_SECONDS) -> None:
+        """Start the processes now, without waiting for them; each begins by importing these modules.
+
+        limit: seconds that a process may take to load the user's function.
+        """
+        self._imports, self._start_limit = imports, limit
         self._current().schedule(ready)
 
     def submit(
@@ -118,7 +124,10 @@ class WorkerPool:
                 # spawn: forking a process that holds threads and a GPU can deadlock.
                 context = multiprocessing.get_context("spawn")
                 self._pool = ProcessPool(
-                    self._workers, initializer=start_worker, initargs=(self._custom, self._imports), context=context
+                    self._workers,
+                    initializer=start_worker,
+                    initargs=(self._custom, self._imports, self._start_limit),
+                    context=context,
                 )
             return self._pool
 
@@ -157,12 +166,12 @@ class WorkerPool:
             outcomes = future.result()
         except RewardError:
             raise
-        except CancelledError:
+        except CancelledError:  # of the future, by the pool; one that a function raises is asyncio's
             job.stop(RewardError("The reward workers were closed before these samples were scored."))
         except BrokenProcessPool:
             self._replace(pool)
             self._send(job, indices)
-        except Exception as error:
+        except BaseException as error:  # what a worker raised, of whatever kind
             if len(indices) > 1:
                 for index in indices:
                     self._send(job, [index])
@@ -201,7 +210,7 @@ class WorkerPool:
             self._pool = None
 
 
-def _explained(error: Exception, timeout: float) -> str:
+def _explained(error: BaseException, timeout: float) -> str:
     if isinstance(error, ProcessExpired):
         return f"the reward function ended its worker process (exit code {error.exitcode})"
     if isinstance(error, TimeoutError):

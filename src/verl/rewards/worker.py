@@ -9,7 +9,11 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import multiprocessing
+import multiprocessing.connection
+import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -31,18 +35,40 @@ class SampleTimeout(BaseException):
     """Raised inside a reward function at its time limit. Not an Exception, so that `except Exception` lets it pass."""
 
 
-def start_worker(custom: CustomFunction | None, imports: tuple[str, ...]) -> None:
-    """Import modules and load the user's function, once a process. A failure is left to the first chunk to report."""
+def start_worker(custom: CustomFunction | None, imports: tuple[str, ...], limit: float) -> None:
+    """Import modules and load the user's function, once a process, in at most `limit` seconds.
+
+    A failure is left to the first chunk to report.
+    """
     global _custom
+    threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
     for name in imports:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     if custom is None:
         return
+    signal.signal(signal.SIGALRM, _on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, limit)
     try:
         _custom = custom.load()
     except RewardError as error:
         _custom = str(error)
+    except SampleTimeout:
+        _custom = f"The import of custom_reward_function.path={custom.path} took longer than {limit:.0f} s there."
+    except BaseException as error:
+        _custom = f"The import of custom_reward_function.path={custom.path} raised {type(error).__name__}: {error}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _end_with_parent() -> None:
+    """Kill this process when the trainer is gone, also in the middle of a sample: nobody would take its score."""
+    # Time limits interrupt what the main thread waits for only if their signal does not end up in this one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def ready() -> bool:
@@ -89,7 +115,7 @@ def _score_one(function: ScoreFunction, sample: RewardInput, timeout: float) -> 
         return read_outcome(value, sample)
     except SampleTimeout:
         return failure(_too_slow(timeout), sample)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:  # a panic of a compiled extension, for instance, is no Exception
         return failure(raised(error), sample)
 
 
@@ -132,7 +158,9 @@ async def _gather(function: ScoreFunction, samples: list[RewardInput], timeout: 
             async with asyncio.timeout(timeout) as limit:
                 value = await function(**call_arguments(sample))
             return read_outcome(value, sample)
-        except (Exception, SystemExit, SampleTimeout) as error:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
+                raise  # the chunk as a whole is being ended; a function that raises it by itself is a failure
             blocked = isinstance(error, SampleTimeout)
             if not blocked and not limit.expired():
                 return failure(raised(error), sample)
