@@ -119,6 +119,13 @@ def test_further_numbers_of_a_reward_become_columns_where_every_sample_has_them(
     assert log.metrics == {"reward/failures": 1, "reward/format": 0.75, "reward/length": 4.0}
 
 
+def test_a_rewards_own_failures_do_not_hide_those_that_are_counted():
+    result = RewardResult([1.0, 0.0], {"failures": [7.0, 7.0]}, failed=[1], failure_messages=["oh no"])
+    log = StepLog()
+    stages.collect_rewards(fake_run(), batch_of([[1], [1]]), SimpleNamespace(result=lambda: result), log)
+    assert log.metrics == {"reward/failures": 1}
+
+
 def test_an_estimator_of_several_rewards_asks_for_them():
     handle = SimpleNamespace(result=lambda: RewardResult([1.0, 0.0], {"format": [1.0, None]}))
     with pytest.raises(RewardError, match=r"adv_estimator=gdpo works on several rewards.*dict"):
@@ -366,6 +373,15 @@ def test_actor_is_updated_mini_batch_by_mini_batch():
     assert log.metrics["actor/lr"] == pytest.approx(0.4)
     assert log.metrics["actor/entropy"] == log.metrics["actor/entropy_loss"] == 1.5
     assert "actor/kl_coef" not in log.metrics
+
+
+@pytest.mark.parametrize(("skipped", "said"), [([1.0, 1.0], True), ([1.0, 0.0], False)])
+def test_a_step_of_skipped_updates_alone_is_said(skipped, said):
+    run, left = fake_run("actor_rollout_ref.actor.ppo_mini_batch_size=2"), iter(skipped)
+    run.roles.actor.train_batch = lambda batch, loss: {"entropy_loss": 1.5, "skipped_updates": next(left)}
+    stages.update_actor(run, trainable(old_log_probs=[[-1.0, -1.0]] * 8), StepLog())
+    assert len(run.tracker.notices) == said
+    assert all("a step of the actor changed nothing" in notice for notice in run.tracker.notices)
 
 
 def test_kl_loss_has_its_coefficient_and_estimator():

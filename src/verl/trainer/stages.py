@@ -98,8 +98,8 @@ def collect_rewards(run: Run, batch: SampleBatch, handle: RewardHandle, log: Ste
     """
     result = handle.result()
     say_failures(run, result)
-    log.add({"reward/failures": result.failures})
     log.add(result.metric_means(), "reward/")
+    log.add({"reward/failures": result.failures})  # last: a function may report a number of this name
     complete = {f"reward/{k}": torch.tensor(v, dtype=torch.float32) for k, v in result.metrics.items() if None not in v}
     if run.estimator.needs.reward_components and not complete:
         raise RewardError(
@@ -301,6 +301,9 @@ TRAINED_ON = [
 ]
 
 
+_OPTIM = {"actor": "actor_rollout_ref.actor.optim", "critic": "critic.optim"}
+
+
 def _trained_columns(batch: SampleBatch) -> SampleBatch:
     """What the losses read; texts and metadata need not travel."""
     return SampleBatch({name: batch[name] for name in TRAINED_ON if name in batch})
@@ -330,6 +333,7 @@ def update_actor(run: Run, batch: SampleBatch, log: StepLog) -> None:
             updates.append(run.roles.actor.train_batch(mini, loss))
     log.add(mismatch_of_update(updates[0]))
     metrics = averages(updates)
+    warn_of_skips(run, "actor", metrics, len(updates))
     if "mfu" in metrics:
         log.add({"perf/mfu/actor": metrics.pop("mfu")})
     log.add(metrics, "actor/")
@@ -351,6 +355,7 @@ def update_critic(run: Run, batch: SampleBatch, log: StepLog) -> None:
         for mini in mini_batches(_trained_columns(batch), plan.mini_batch_samples, plan.passes):
             updates.append(run.roles.critic.train_batch(with_loss_weights(mini, mode, scale), loss))
     metrics = averages(updates)
+    warn_of_skips(run, "critic", metrics, len(updates))
     if "mfu" in metrics:
         log.add({"perf/mfu/critic": metrics.pop("mfu")})
     log.add(metrics, "critic/")
@@ -368,6 +373,15 @@ def averages(updates: list[dict[str, float]]) -> dict[str, float]:
         else:
             out[name] = max(column) if name.endswith("_max") else sum(column) / len(column)
     return out
+
+
+def warn_of_skips(run: Run, role: str, metrics: dict[str, float], updates: int) -> None:
+    """Say so, once a run, when a step changed nothing because none of its gradients was finite."""
+    if metrics.get("skipped_updates", 0) == updates:
+        run.tracker.notice(
+            f"a step of the {role} changed nothing: the gradient of every update was infinite or NaN ({role}/skipped_updates "
+            f"counts them). Look for very large rewards, and try a lower {_OPTIM[role]}.lr."
+        )
 
 
 def warn_of_mismatch(run: Run, log: StepLog) -> None:
