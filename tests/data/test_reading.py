@@ -133,3 +133,28 @@ def test_rows_are_counted_as_they_are_read(tmp_path, text):
 
 def test_rows_of_a_parquet_file_are_counted(write):
     assert count_rows(Path(write([{"prompt": "a"}] * 3))) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (r'{"prompt": "a \ud83d b"}', r"a text holds \\ud83d, half of a surrogate pair"),
+        ('{"prompt": ' + "9" * 5000 + "}", "a number that cannot be read"),
+        ('{"prompt": ' + "[" * 200_000 + "]" * 200_000 + "}", "too deep"),
+    ],
+    ids=["surrogate", "digits", "nesting"],
+)
+def test_json_that_cannot_be_held_is_named_with_its_row(tmp_path, line, words):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "fine \\ud83d\\ude00"}\n' + line + "\n")
+    with pytest.raises(DataError, match=rf"a\.jsonl, line 2: .*{words}"):
+        read_rows(path, ["prompt"])
+    path.write_text(f'[{{"prompt": "x"}}, {line}]')
+    with pytest.raises(DataError, match=words):
+        read_rows(path, ["prompt"])
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "x"}\n')
+    assert [row.fields for row in read_rows(path, ["prompt"])] == [{"prompt": "x"}]

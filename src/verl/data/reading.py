@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import json
 from collections.abc import Iterator, Mapping
@@ -118,7 +119,7 @@ def count_rows(path: Path) -> int:
             raise DataError(f"{path} cannot be read as parquet: {error}. Write it again.") from error
     with path.open("rb") as lines:
         first = next((line for line in lines if line.strip()), b"")
-        if not first.lstrip().startswith(b"["):
+        if not first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             return bool(first) + sum(1 for line in lines if line.strip())
     return sum(1 for _ in _read_jsonl(path))
 
@@ -142,7 +143,7 @@ def _read_parquet(path: Path, columns: list[str]) -> list[Row]:
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # a byte order mark, as some editors write, is no part of the text
     except (UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path} cannot be read as UTF-8 text: {error}. Write it again.") from error
     if text.lstrip().startswith("["):
@@ -153,21 +154,47 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        try:
-            fields = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where}: not JSON ({error}). Write one object a line.") from error
+        fields = _parse(line, where, "Write one object a line.")
         if not isinstance(fields, dict):
             raise DataError(f"{where}: holds a {type(fields).__name__}. Write one object a line.")
-        yield Row(where, fields)
+        yield Row(where, _whole(where, fields) if _may_hold_half(line) else fields)
 
 
 def _read_json_list(path: Path, text: str) -> Iterator[Row]:
-    try:
-        records = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}: not JSON ({error}). Write one object a line, or one list of objects.") from error
-    for number, fields in enumerate(records):
+    suspect = _may_hold_half(text)
+    for number, fields in enumerate(_parse(text, str(path), "Write one object a line, or one list of objects.")):
+        where = f"{path}, entry {number}"
         if not isinstance(fields, dict):
-            raise DataError(f"{path}, entry {number}: holds a {type(fields).__name__}. Write an object.")
-        yield Row(f"{path}, entry {number}", fields)
+            raise DataError(f"{where}: holds a {type(fields).__name__}. Write an object.")
+        yield Row(where, _whole(where, fields) if suspect else fields)
+
+
+def _parse(text: str, where: str, mend: str) -> Any:
+    """The JSON value; DataError for text that is none, or that Python cannot hold."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON ({error}). {mend}") from error
+    except ValueError as error:  # a whole number of more digits than Python converts
+        raise DataError(
+            f"{where}: holds a number that cannot be read ({error}). Write it as text, in quotes."
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{where}: lists or objects lie too deep in each other. Write that part as text.") from error
+
+
+def _may_hold_half(text: str) -> bool:
+    """Half a surrogate pair can only come from an escape, since the file itself is UTF-8."""
+    return "\\ud" in text or "\\uD" in text
+
+
+def _whole(where: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields, if their texts are Unicode: half of a surrogate pair is no character, and no tokenizer takes it."""
+    try:
+        json.dumps(fields, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = error.object[error.start : error.start + 1].encode("ascii", "backslashreplace").decode()
+        raise DataError(
+            f"{where}: a text holds {half}, half of a surrogate pair. Write the character whole."
+        ) from error
+    return fields
