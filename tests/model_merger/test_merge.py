@@ -249,3 +249,27 @@ def test_compare_sees_names_shapes_and_nan(tmp_path):
     assert not compare(actor, tmp_path / "nan").within(1.0)
     with pytest.raises(CheckpointError, match=r"no .*safetensors"):
         compare(actor, tmp_path / "run")
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    model = build("qwen2", True)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = torch.inf
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight holds numbers that are not finite"):
+        merge(save(model, tmp_path / "run"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_target_below_a_file_is_refused(tmp_path):
+    actor = save(build("qwen2", True), tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file is a file, so nothing can be below it"):
+        merge(actor, tmp_path / "file" / "deep" / "out")
+
+
+def test_damaged_bytes_of_the_right_number_are_refused(tmp_path):
+    actor = save(build("qwen2", True), tmp_path / "run")
+    shard = next((actor / "model").glob("*.distcp"))
+    shard.write_bytes(b"\0" * shard.stat().st_size)
+    with pytest.raises(CheckpointError, match=r"model is damaged and cannot be read"):
+        merge(actor, tmp_path / "out")

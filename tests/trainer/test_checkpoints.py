@@ -1,10 +1,12 @@
 """A run's state to disk and back, with engines that are stand-ins and a real store."""
 
+import errno
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.trainer.fakes import FakeEngine, FakeTracker, config
+from torch.distributed.checkpoint.api import CheckpointException
 
 from verl.algorithms.kl import AdaptiveKLController
 from verl.core.checkpoint_engine.store import CheckpointStore, defect
@@ -78,3 +80,36 @@ def test_nothing_is_left_of_a_checkpoint_whose_part_fails(tmp_path):
     with pytest.raises(ZeroDivisionError):
         checkpoints.save(run, METRICS)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["global_step_1", "latest_checkpointed_iteration.txt"]
+
+
+@pytest.mark.parametrize("name", ["trainer.json", "random.pt"])
+def test_a_damaged_file_is_named(tmp_path, name):
+    folder = checkpoints.save(fake_run(tmp_path, step=2), METRICS)
+    path = folder / name
+    path.write_bytes(b"\0" * path.stat().st_size)
+    with pytest.raises(CheckpointError, match=rf"{name} is damaged.*trainer\.resume_from_path"):
+        checkpoints.resume(fake_run(tmp_path), folder)
+
+
+def full_disk(folder):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def hidden_full_disk(folder):
+    torch.save({"a": torch.zeros(100_000)}, "/dev/full")
+
+
+def torch_full_disk(folder):
+    raise CheckpointException("write", {0: (OSError(errno.ENOSPC, "No space left on device"), None)})
+
+
+@pytest.mark.parametrize("save", [full_disk, hidden_full_disk, torch_full_disk])
+def test_a_full_disk_is_told_of_with_the_checkpoint_before(tmp_path, save):
+    run = fake_run(tmp_path, step=1)
+    checkpoints.save(run, METRICS)
+    run.step, run.roles.critic = 2, SimpleNamespace(save=save)
+    with pytest.raises(
+        CheckpointError, match=r"cannot be written to .* GB are free.*is still .*global_step_1\. Make room"
+    ):
+        checkpoints.save(run, METRICS)
+    assert not (tmp_path / "global_step_2").exists()

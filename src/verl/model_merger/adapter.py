@@ -77,11 +77,19 @@ def _base_weights(path: str, trust_remote_code: bool) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
+def check_parents(target: Path) -> None:
+    """CheckpointError for a target that cannot be made, since something above it is a file."""
+    existing = next(parent for parent in target.parents if parent.exists())
+    if not existing.is_dir():
+        raise CheckpointError(f"--target_dir {target}: {existing} is a file, so nothing can be below it")
+
+
 def export_adapter(local_dir: Path | str, target_dir: Path | str) -> Path:
     """Copy the adapter as peft reads it (`PeftModel.from_pretrained`). Returns the folder."""
     folder, target = check_role_folder(local_dir), Path(target_dir).expanduser().absolute()
     if not has_adapter(folder):
         raise CheckpointError(f"{folder} has no {FOLDER}: it was not trained with actor_rollout_ref.model.lora_rank")
+    check_parents(target / CONFIG)
     if target.exists() and any(target.iterdir()):
         raise CheckpointError(f"--target_dir {target} holds files already: name an empty directory")
     shutil.copytree(folder / FOLDER, target, dirs_exist_ok=True)

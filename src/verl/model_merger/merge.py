@@ -15,7 +15,7 @@ from torch import Tensor
 from verl.core.checkpoint_engine.atomic import sync_tree
 from verl.core.checkpoint_engine.disk import HUGGINGFACE, MODEL, check_role_folder, describe, read_full
 from verl.errors import CheckpointError, ConfigError
-from verl.model_merger.adapter import whole_model
+from verl.model_merger.adapter import check_parents, whole_model
 from verl.model_merger.architecture import Architecture, recognise
 
 SHARD_BYTES = 5 * 10**9
@@ -98,6 +98,7 @@ def _merge(
 
 def _check_target(target: Path) -> None:
     """Only a directory that is new, empty, or nothing but an earlier merge may be replaced."""
+    check_parents(target)
     if not target.exists():
         return
     if not target.is_dir():
@@ -165,6 +166,15 @@ def _cast(tensor: Tensor, precision: torch.dtype) -> Tensor:
     return tensor.to(precision).contiguous() if tensor.is_floating_point() else tensor.contiguous()
 
 
+def _check_finite(name: str, tensor: Tensor, folder: Path) -> None:
+    """Before the cast, whose overflow in a narrow precision is not the checkpoint's fault."""
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise CheckpointError(
+            f"{folder / MODEL}: {name} holds numbers that are not finite: the run had diverged or the file is damaged. "
+            "Choose an earlier checkpoint."
+        )
+
+
 def _write_weights(
     folder: Path, out: Path, architecture: Architecture, shards: list[list[str]], precision: torch.dtype
 ) -> None:
@@ -172,6 +182,7 @@ def _write_weights(
     for file, names in zip(_file_names(len(shards)), shards, strict=True):
         tensors = read_full(folder / MODEL, names)
         for name in names:
+            _check_finite(name, tensors[name], folder)
             tensors[name] = _cast(tensors[name], precision)
             total += tensors[name].nbytes
             where[name] = file

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from verl.config.compose import to_yaml
-from verl.core.checkpoint_engine.store import step_of
+from verl.core.checkpoint_engine.disk import damage_named, load_file
+from verl.core.checkpoint_engine.store import CheckpointStore, step_of
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import CheckpointError
 from verl.trainer.run import Run
 
 STATE, SURPLUS = "trainer.json", "surplus.pt"
+TORCH_WRITE = ("PytorchStreamWriter failed", "inline_container", "iostream error")  # torch.save's words for it
 
 
 def save(run: Run, metrics: dict[str, float]) -> Path:
@@ -22,7 +28,7 @@ def save(run: Run, metrics: dict[str, float]) -> Path:
 
     metrics: of step N. A run that is killed after this and before they are logged has them when it is resumed.
     """
-    with run.store.writing(run.step) as folder:
+    with no_room_named(run.store), run.store.writing(run.step) as folder:
         run.roles.actor.save(folder / "actor")
         if run.roles.critic is not None:
             run.roles.critic.save(folder / "critic")
@@ -40,6 +46,42 @@ def save(run: Run, metrics: dict[str, float]) -> Path:
     return run.store.folder / f"global_step_{run.step}"
 
 
+@contextmanager
+def no_room_named(store: CheckpointStore) -> Iterator[None]:
+    """Turn what a full disk, a quota or a lost permission raises within into words."""
+    try:
+        yield
+    except (Exception, CheckpointException) as error:
+        reason = _failed_write(error)
+        if reason is None:
+            raise
+        newest = store.newest()
+        kept = f"the newest whole checkpoint is still {newest.path}" if newest else "there is no earlier checkpoint"
+        raise CheckpointError(
+            f"The checkpoint cannot be written to {store.folder} ({reason}; {free_bytes(store.folder) / 1e9:.2f} GB are "
+            f"free there without it); {kept}. Make room, keep fewer with trainer.max_actor_ckpt_to_keep=1, or choose "
+            "another trainer.default_local_dir."
+        ) from error
+
+
+def _failed_write(error: BaseException) -> str | None:
+    """The system's reason, if the error is that of a write that failed; torch and safetensors hide it in their own."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, CheckpointException):
+        return next(filter(None, (_failed_write(cause) for cause, _ in error.failures.values())), None)
+    text = str(error)
+    if isinstance(error, RuntimeError) and any(word in text for word in TORCH_WRITE):
+        return "writing a file failed, as on a full disk"
+    return "No space left on device" if "No space left" in text else None
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space on the file system of this folder, or of the nearest one above that is there."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(existing).free
+
+
 def save_if_new(run: Run, metrics: dict[str, float]) -> None:
     """Write the checkpoint of the steps done so far, unless there are none or it is there already."""
     if run.step > 0 and not (run.store.folder / f"global_step_{run.step}").is_dir():
@@ -50,12 +92,15 @@ def resume(run: Run, folder: Path) -> None:
     """Take over the state in `folder` (a global_step_N).
 
     Raises:
-        CheckpointError: a part is missing or does not fit this run.
+        CheckpointError: a part is missing, damaged, or does not fit this run.
     """
     path = folder / STATE
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: {folder} was not written by this trainer, or not wholly.")
-    state = json.loads(path.read_text())
+    with damage_named(path):
+        state = json.loads(path.read_text())
+        if missing := [name for name in ("step", "sampler", "kl_control", "metrics") if name not in state]:
+            raise ValueError(f"without {', '.join(missing)}")
     run.roles.actor.load(folder / "actor")
     if run.roles.critic is not None:
         if not (folder / "critic").is_dir():
@@ -70,8 +115,9 @@ def resume(run: Run, folder: Path) -> None:
     if run.kl_control is not None and state["kl_control"] is not None:
         run.kl_control.load_state_dict(state["kl_control"])
     if (folder / SURPLUS).is_file():
-        run.surplus = _samples(torch.load(folder / SURPLUS, weights_only=True))
-    restore_random_state(torch.load(folder / "random.pt", weights_only=True))
+        run.surplus = _samples(load_file(folder / SURPLUS))
+    with damage_named(folder / "random.pt"):
+        restore_random_state(load_file(folder / "random.pt"))
     if folder.absolute().parent == run.store.folder.absolute():
         run.tracker.restore(state["metrics"], run.step)
     run.tracker.notice(f"resumed from {folder}: {step_of(folder)} steps are done.")

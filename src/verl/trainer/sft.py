@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verl.config.compose import print_notice, to_yaml
 from verl.config.schema import SFTConfig, TrainerConfig
+from verl.core.checkpoint_engine.disk import damage_named, load_file
 from verl.core.checkpoint_engine.store import CheckpointStore, step_of
 from verl.core.controller.roles import choose_device, compute_dtype
 from verl.core.model_engine.api import MicroBatching, TokenOutputs
@@ -29,7 +30,7 @@ from verl.data.conversations import ConversationDataset, load_conversations
 from verl.data.sampler import PromptSampler
 from verl.errors import CheckpointError, ConfigError
 from verl.tracking.tracker import Tracker
-from verl.trainer.checkpoints import random_state, restore_random_state
+from verl.trainer.checkpoints import no_room_named, random_state, restore_random_state
 from verl.trainer.interrupt import Interrupt
 from verl.trainer.losses import with_loss_weights
 from verl.trainer.steplog import StepLog
@@ -189,7 +190,7 @@ def validation_loss(engine: FSDPEngine, data: ConversationDataset) -> float:
 
 def save(run: SFTRun, metrics: dict[str, float]) -> Path:
     """Write global_step_N, in the layout of the RL trainer's checkpoints: the merger reads its folder `actor`."""
-    with run.store.writing(run.step) as folder:
+    with no_room_named(run.store), run.store.writing(run.step) as folder:
         run.engine.save(folder / "actor")
         state = {"step": run.step, "sampler": run.sampler.state_dict(), "metrics": metrics}
         (folder / "trainer.json").write_text(json.dumps(state, indent=1))
@@ -203,13 +204,15 @@ def resume(run: SFTRun, folder: Path) -> None:
     path = folder / "trainer.json"
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: {folder} was not written by this trainer, or not wholly.")
-    state = json.loads(path.read_text())
+    with damage_named(path):
+        state = json.loads(path.read_text())
     run.engine.load(folder / "actor")
     run.step = state["step"]
     say: Callable[[str], None] = run.tracker.notice
     for notice in run.sampler.load_state_dict(state["sampler"]):
         say(notice)
-    restore_random_state(torch.load(folder / "random.pt", weights_only=True))
+    with damage_named(folder / "random.pt"):
+        restore_random_state(load_file(folder / "random.pt"))
     if folder.absolute().parent == run.store.folder.absolute():
         run.tracker.restore(state["metrics"], run.step)
     say(f"resumed from {folder}: {run.step} updates are done.")

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 from tests.core.model_engine.conftest import make_batch, make_config, make_pair, reference_log_probs
-from transformers import AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from verl.algorithms.inputs import PolicyLossOptions
 from verl.algorithms.registry import get_policy_loss
@@ -167,11 +167,34 @@ def test_a_forward_without_an_update_leaves_weights_and_checkpoint_as_they_are(t
         assert torch.equal(tensor, dict(unbroken.export_weights())[name])
 
 
-def test_a_checkpoint_without_its_extra_part_is_refused(tmp_path):
-    engine = make_engine(checkpoint=CheckpointConfig(save_contents=["model", "optimizer"]))
+def test_a_checkpoint_without_a_part_is_refused_and_the_key_that_leaves_it_out_works(tmp_path):
+    engine = make_engine(checkpoint=CheckpointConfig(save_contents=["model"]))
     engine.save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"extra\.pt is missing"):
+    with pytest.raises(CheckpointError, match=r"without optimizer, extra .*checkpoint\.load_contents=\[model\]"):
         engine.load(tmp_path)
+    resumed = make_engine(model=make_pair(seed=9)[0], checkpoint=CheckpointConfig(load_contents=["model"]))
+    resumed.load(tmp_path)
+    assert all(torch.equal(t, dict(engine.export_weights())[n]) for n, t in resumed.export_weights())
+
+
+def test_a_damaged_part_is_named(tmp_path):
+    engine = make_engine()
+    engine.save(tmp_path)
+    extra = tmp_path / "extra.pt"
+    extra.write_bytes(b"\0" * extra.stat().st_size)
+    with pytest.raises(CheckpointError, match=r"extra\.pt is damaged.*trainer\.resume_from_path"):
+        engine.load(tmp_path)
+
+
+def test_whole_weights_are_written_in_the_precision_of_the_original(tmp_path):
+    model = make_pair()[0]
+    model.config.dtype = torch.bfloat16
+    engine = make_engine(model=model, checkpoint=CheckpointConfig(save_contents=["model", "hf_model"]))
+    engine.save(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface", dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+    for name, tensor in engine.export_weights():
+        assert torch.equal(loaded.get_parameter(name), tensor.bfloat16())
 
 
 def test_a_frozen_engine_does_not_train():

@@ -23,12 +23,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
 from verl.core.checkpoint_engine.store import MANIFEST, CheckpointStore, defect
 from verl.errors import CheckpointError
 
 MODEL, OPTIMIZER, EXTRA, HUGGINGFACE = "model", "optimizer", "extra.pt", "huggingface"
+EARLIER = "Go on from an earlier one with trainer.resume_mode=resume_path trainer.resume_from_path=.../global_step_N."
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def load_sharded(state: dict[str, Any], folder: Path | str) -> dict[str, Any]:
     ]
     if problems:
         raise CheckpointError(f"{path} does not fit this run: {_few(problems)}")
-    with _quiet():
+    with _quiet(), damage_named(path):
         dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=_alone())
     return state
 
@@ -95,7 +97,7 @@ def read_full(folder: Path | str, names: Iterable[str] | None = None) -> dict[st
         raise CheckpointError(f"{path} lacks {_few(missing)}")
     state = {name: torch.empty(stored[name].shape, dtype=stored[name].dtype) for name in wanted}
     if state:
-        with _quiet():
+        with _quiet(), damage_named(path):
             dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=True)
     return state
 
@@ -162,6 +164,42 @@ def save_hf_side(folder: Path | str, model_config: Any, tokenizer: Any = None, g
     return target
 
 
+def save_whole(weights: Iterable[tuple[str, Tensor]], folder: Path | str, dtype: Any, write: bool = True) -> None:
+    """Write whole weights into `huggingface/` as safetensors, where `from_pretrained` finds them beside the config.
+
+    weights: (name, whole tensor); every rank goes through them, since gathering one needs all, and the one with `write`
+    keeps them on the CPU and writes. dtype: of the numbers written, a torch dtype or its name; None keeps theirs.
+    """
+    from huggingface_hub import save_torch_state_dict
+
+    precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    kept: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        if write:
+            wanted = precision if tensor.is_floating_point() else None
+            kept[name] = tensor.detach().to("cpu", dtype=wanted).contiguous()
+    if write:
+        target = Path(folder) / HUGGINGFACE
+        target.mkdir(parents=True, exist_ok=True)
+        save_torch_state_dict(kept, target)
+
+
+def check_contents(folder: Path | str, wanted: Iterable[str]) -> None:
+    """CheckpointError if a role's folder was saved without a part that `wanted` (checkpoint.load_contents) names."""
+    places = {"model": MODEL, "optimizer": OPTIMIZER, "extra": EXTRA}
+    there = [part for part, name in places.items() if (Path(folder) / name).exists()]
+    if missing := [part for part in wanted if part in places and part not in there]:
+        raise CheckpointError(
+            f"{folder} was saved without {', '.join(missing)} (checkpoint.save_contents), which checkpoint.load_contents "
+            + (
+                f"asks for. Write checkpoint.load_contents=[{','.join(there)}] in this model's section, such as "
+                f"actor_rollout_ref.actor.checkpoint.load_contents=[{','.join(there)}]: the rest then starts anew."
+                if "model" in there
+                else f"asks for. {EARLIER}"
+            )
+        )
+
+
 def _metadata(path: Path) -> Metadata:
     try:
         metadata = dcp.FileSystemReader(path).read_metadata()
@@ -187,6 +225,31 @@ def _tensors(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Ten
             yield f"{prefix}{name}", value
         elif isinstance(value, dict):
             yield from _tensors(value, f"{prefix}{name}.")
+
+
+def load_file(path: Path) -> Any:
+    """What `torch.save` wrote into this file, without running code from it; CheckpointError if it is missing or damaged."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing. {EARLIER}")
+    with damage_named(path):
+        return torch.load(path, weights_only=True)
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turn whatever reading a damaged file raises within into a CheckpointError that names it."""
+    try:
+        yield
+    except (CheckpointError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # zip, pickle, json and torch each have their own
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise CheckpointError(
+            f"{path} is damaged and cannot be read ({type(error).__name__}: {reason}). {EARLIER}"
+        ) from error
+    except CheckpointException as error:  # of torch.distributed.checkpoint; no Exception, and its text is a traceback
+        causes = {f"{type(cause).__name__}: {cause}".splitlines()[0] for cause, _ in error.failures.values()}
+        raise CheckpointError(f"{path} is damaged and cannot be read ({_few(sorted(causes))}). {EARLIER}") from error
 
 
 @contextmanager

@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from verl.config.schema import CheckpointConfig, FSDPConfig, OptimConfig
-from verl.core.checkpoint_engine.disk import load_sharded, save_hf_side, save_sharded
+from verl.core.checkpoint_engine.disk import (
+    check_contents,
+    damage_named,
+    load_file,
+    load_sharded,
+    save_hf_side,
+    save_sharded,
+    save_whole,
+)
 from verl.core.model_engine.api import MicroBatching, TokenLoss, TokenOutputs
 from verl.core.model_engine.lora import (
     adapter_settings,
@@ -31,7 +39,6 @@ from verl.core.model_engine.optim import clip_gradients, learning_rate, make_opt
 from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens, split_sharing_prompts
 from verl.core.model_engine.parallel import compile_layers, make_mesh, reshard, shard
 from verl.data.batch import Ragged, SampleBatch
-from verl.errors import CheckpointError
 
 
 class FSDPEngine:
@@ -247,6 +254,8 @@ class FSDPEngine:
             self._save_adapter(folder)
         if "optimizer" in contents and self.optimizer is not None:
             save_sharded(self._optimizer_tensors(), folder / "optimizer")
+        if "hf_model" in contents:
+            save_whole(self.export_weights(), folder, self.hf_config.dtype, write=dist.get_rank() == 0)
         if dist.get_rank() == 0:
             if "extra" in contents:
                 torch.save({"updates": self.updates}, folder / "extra.pt")
@@ -259,18 +268,15 @@ class FSDPEngine:
             CheckpointError: a part that checkpoint.load_contents names is missing or does not fit this model.
         """
         contents = self.checkpoint.load_contents
+        check_contents(folder, [part for part in contents if part != "optimizer" or self.optimizer is not None])
         with torch.no_grad():
             if "model" in contents:
                 load_sharded(self._trained_weights(), folder / "model")
             if "optimizer" in contents and self.optimizer is not None:
                 load_sharded(self._optimizer_tensors(), folder / "optimizer")
         if "extra" in contents:
-            path = folder / "extra.pt"
-            if not path.is_file():
-                raise CheckpointError(
-                    f"{path} is missing; leave 'extra' out of checkpoint.load_contents to start its schedule anew."
-                )
-            self.updates = torch.load(path, weights_only=True)["updates"]
+            with damage_named(folder / "extra.pt"):
+                self.updates = load_file(folder / "extra.pt")["updates"]
 
     def _trained_weights(self) -> dict[str, Tensor]:
         """All parameters by name; of a model with adapters, those alone."""
