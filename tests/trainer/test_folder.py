@@ -8,6 +8,7 @@ import pytest
 
 from verl.errors import ConfigError, UserError
 from verl.trainer.folder import FolderLock
+from verl.trainer.sft_trainer import main
 
 
 def test_a_second_run_is_told_which_process_has_the_folder(tmp_path):
@@ -18,6 +19,13 @@ def test_a_second_run_is_told_which_process_has_the_folder(tmp_path):
     lock.release()
     lock.release()
     FolderLock(tmp_path / "a/run").release()
+
+
+def test_fine_tuning_takes_its_folder_too(tmp_path):
+    lock = FolderLock(tmp_path)
+    with pytest.raises(UserError, match="another run is writing"):
+        main(["data.train_files=none.parquet", "model.path=none", f"trainer.default_local_dir={tmp_path}"])
+    lock.release()
 
 
 def test_a_killed_run_leaves_no_lock(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from verl.config.command import handle_flags, run_main
 from verl.config.compose import compose
@@ -17,6 +18,16 @@ FILE is parquet or jsonl with chat messages in the column data.messages_key; the
 def main(argv: list[str]) -> int:
     """Train; returns the exit status (0, or 130 after Ctrl-C)."""
     config: SFTConfig = compose(handle_flags(argv, SFTConfig, USAGE), SFTConfig)
+    from verl.trainer.folder import FolderLock
+
+    lock = FolderLock(Path(config.trainer.default_local_dir).expanduser())
+    try:
+        return _train(config)
+    finally:
+        lock.release()
+
+
+def _train(config: SFTConfig) -> int:
     from verl.trainer.sft import prepare, train
 
     run = prepare(config)
