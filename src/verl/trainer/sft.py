@@ -127,7 +127,14 @@ def build_engine(
         model_path, trust_remote_code=model.trust_remote_code, override=model.override_config, key="model.path"
     )
     dtype = DTYPES[config.engine.model_dtype]
-    hf = load_policy(model_path, hf_config, dtype, trust_remote_code=model.trust_remote_code, key="model.path")
+    hf = load_policy(
+        model_path,
+        hf_config,
+        dtype,
+        trust_remote_code=model.trust_remote_code,
+        key="model.path",
+        override=model.override_config,
+    )
     if model.lora_rank > 0:
         add_adapters(hf, model, model_path, key="model")
     limit = MicroBatching(data.max_token_len_per_gpu, data.micro_batch_size_per_gpu)

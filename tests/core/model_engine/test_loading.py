@@ -5,9 +5,11 @@ import socket
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub import constants
+from tests.core.model_engine.conftest import make_pair
 
-from verl.core.model_engine.loading import load_tokenizer, resolve_model_path
+from verl.core.model_engine.loading import load_config, load_policy, load_tokenizer, resolve_model_path
 from verl.errors import ConfigError
 
 
@@ -61,3 +63,20 @@ def test_the_hub_s_retries_are_not_shown(monkeypatch):
     )
     assert levels == [logging.ERROR]
     assert logger.getEffectiveLevel() == before
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ({"hidden_size": 64}, r"override_config\.hidden_size=64: does not fit the checkpoint"),
+        ({"num_hidden_layers": 3}, r"override_config\.num_hidden_layers=3: does not fit the checkpoint"),
+        ({"hidden_size": "wide"}, r"override_config\.hidden_size=wide: .*expected int"),
+        ({"hidden_act": "none"}, r"override_config\.hidden_act=none: does not fit"),
+    ],
+    ids=str,
+)
+def test_a_config_put_over_the_checkpoint_s_has_to_fit_it(tmp_path, override, words):
+    make_pair()[0].save_pretrained(tmp_path)
+    path = str(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        load_policy(path, load_config(path, override=override), torch.float32, override=override)

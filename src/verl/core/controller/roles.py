@@ -124,7 +124,11 @@ def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model
     actor, rollout = section.actor, section.rollout
     hf_config = load_config(model_path, trust_remote_code=model.trust_remote_code, override=model.override_config)
     hf = load_policy(
-        model_path, hf_config, DTYPES[actor.fsdp_config.model_dtype], trust_remote_code=model.trust_remote_code
+        model_path,
+        hf_config,
+        DTYPES[actor.fsdp_config.model_dtype],
+        trust_remote_code=model.trust_remote_code,
+        override=model.override_config,
     )
     if model.lora_rank > 0:
         add_adapters(hf, model, model_path)
@@ -177,7 +181,11 @@ def _build_critic(config: PPOConfig, plan: BatchPlan, device: torch.device, toke
         path, trust_remote_code=model.trust_remote_code, override=model.override_config, key="critic.model.path"
     )
     hf = load_value_model(
-        path, hf_config, DTYPES[critic.fsdp_config.model_dtype], trust_remote_code=model.trust_remote_code
+        path,
+        hf_config,
+        DTYPES[critic.fsdp_config.model_dtype],
+        trust_remote_code=model.trust_remote_code,
+        override=model.override_config,
     )
     limit = _limit(critic.ppo_max_token_len_per_gpu, critic.ppo_micro_batch_size_per_gpu, critic.use_dynamic_bsz)
     if plan.critic is None:

@@ -105,6 +105,22 @@ def _from_hub(what: str, path: str, key: str, load):
         raise ConfigError(f"{key}={path}: cannot load the {what}: {e}") from e
 
 
+@contextmanager
+def _fits_checkpoint(override: dict[str, Any] | None, path: str, key: str) -> Iterator[None]:
+    """ConfigError that names override_config for whatever building or filling an overridden model raises within."""
+    try:
+        yield
+    except (RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError) as e:
+        if not override or isinstance(e, torch.OutOfMemoryError):
+            raise
+        section = f"{key.rsplit('.', 1)[0]}.override_config"
+        keys = " ".join(f"{section}.{name}={value}" for name, value in override.items())
+        raise ConfigError(
+            f"{keys}: does not fit the checkpoint {path} ({type(e).__name__}: {str(e).strip()}). Leave out what changes the "
+            "shapes of its weights or the number of its layers."
+        ) from e
+
+
 def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str = "actor_rollout_ref.model.path"):
     """The tokenizer, with a pad token (the end token where the checkpoint names none)."""
     from transformers import AutoTokenizer
@@ -127,6 +143,7 @@ def load_config(
     key: str = "actor_rollout_ref.model.path",
 ):
     """config.json with `override` put over it."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     config = _from_hub(
@@ -137,7 +154,11 @@ def load_config(
             raise ConfigError(
                 f"{key.rsplit('.', 1)[0]}.override_config.{name}: {config.model_type} models have no such setting."
             )
-        setattr(config, name, value)
+        try:
+            setattr(config, name, value)
+        except (TypeError, ValueError, StrictDataclassError) as e:
+            reason = str(e).strip().splitlines()[-1].strip()
+            raise ConfigError(f"{key.rsplit('.', 1)[0]}.override_config.{name}={value}: {reason}") from e
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
         if getattr(config, name, 0):
             setattr(config, name, 0.0)  # log-probs must not depend on a random mask
@@ -151,25 +172,44 @@ def load_policy(
     *,
     trust_remote_code: bool = False,
     key: str = "actor_rollout_ref.model.path",
+    override: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """A causal language model in `dtype` with packed attention, on the CPU; its config keeps the checkpoint's dtype."""
+    """A causal language model in `dtype` with packed attention, on the CPU; its config keeps the checkpoint's dtype.
+
+    override: what was put over `config`, for the message if the checkpoint does not fit it.
+    """
     from transformers import AutoModelForCausalLM
 
     stored = config.dtype
-    model = _from_hub(
-        "model",
-        path,
-        key,
-        lambda: AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=trust_remote_code
-        ),
-    )
+    with _fits_checkpoint(override, path, key):
+        model = _from_hub(
+            "model",
+            path,
+            key,
+            lambda: AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention.NAME,
+                trust_remote_code=trust_remote_code,
+            ),
+        )
     model.config.dtype = stored  # what a merge writes, whatever the precision of training
     return model
 
 
-def load_value_model(path: str, config, dtype: torch.dtype, *, trust_remote_code: bool = False) -> nn.Module:
-    """A one-label token-classification model with packed attention; a head that the checkpoint lacks starts at zero."""
+def load_value_model(
+    path: str,
+    config,
+    dtype: torch.dtype,
+    *,
+    trust_remote_code: bool = False,
+    override: dict[str, Any] | None = None,
+) -> nn.Module:
+    """A one-label token-classification model with packed attention; a head that the checkpoint lacks starts at zero.
+
+    override: as in `load_policy`.
+    """
     from transformers import AutoModelForTokenClassification
     from transformers.utils import logging as transformers_logging
 
@@ -190,7 +230,8 @@ def load_value_model(path: str, config, dtype: torch.dtype, *, trust_remote_code
     stored = config.dtype
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # that the head is new is what is wanted, not a warning
-    model, info = _from_hub("value model", path, "critic.model.path", load)
+    with _fits_checkpoint(override, path, "critic.model.path"):
+        model, info = _from_hub("value model", path, "critic.model.path", load)
     transformers_logging.set_verbosity(before)
     model.config.dtype = stored
     if not hasattr(model, "score"):
