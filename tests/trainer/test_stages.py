@@ -120,8 +120,7 @@ def test_further_numbers_of_a_reward_become_columns_where_every_sample_has_them(
 
 
 def test_a_rewards_own_failures_do_not_hide_those_that_are_counted():
-    result = RewardResult([1.0, 0.0], {"failures": [7.0, 7.0]}, failed=[1], failure_messages=["oh no"])
-    log = StepLog()
+    result, log = RewardResult([1.0, 0.0], {"failures": [7.0, 7.0]}, [1], ["oh no"]), StepLog()
     stages.collect_rewards(fake_run(), batch_of([[1], [1]]), SimpleNamespace(result=lambda: result), log)
     assert log.metrics == {"reward/failures": 1}
 
@@ -349,12 +348,9 @@ def trainable(**columns):
 
 
 def test_actor_is_updated_mini_batch_by_mini_batch():
+    actor = "ppo_mini_batch_size=2 ppo_epochs=2 clip_ratio=0.1 clip_ratio_high=0.3 entropy_coeff=0.01"
     run = fake_run(
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.actor.ppo_epochs=2",
-        "actor_rollout_ref.actor.clip_ratio=0.1",
-        "actor_rollout_ref.actor.clip_ratio_high=0.3",
-        "actor_rollout_ref.actor.entropy_coeff=0.01",
+        *(f"actor_rollout_ref.actor.{word}" for word in actor.split()),
         "actor_rollout_ref.rollout.temperature=0.7",
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
         "data.max_response_length=10",
