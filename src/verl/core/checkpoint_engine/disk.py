@@ -243,15 +243,16 @@ def damage_named(path: Path) -> Iterator[None]:
     except (CheckpointError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # zip, pickle, json and torch each have their own
-        reason = (str(error).strip().splitlines() or [""])[0]
-        if "weights_only" in reason:  # torch's advice here is to run what the damaged file holds
-            reason = "not what torch writes"
-        raise CheckpointError(
-            f"{path} is damaged and cannot be read ({type(error).__name__}: {reason}). {EARLIER}"
-        ) from error
+        raise CheckpointError(f"{path} is damaged and cannot be read ({_reason(error)}). {EARLIER}") from error
     except CheckpointException as error:  # of torch.distributed.checkpoint; no Exception, and its text is a traceback
-        causes = {f"{type(cause).__name__}: {cause}".splitlines()[0] for cause, _ in error.failures.values()}
-        raise CheckpointError(f"{path} is damaged and cannot be read ({_few(sorted(causes))}). {EARLIER}") from error
+        causes = sorted({_reason(cause) for cause, _ in error.failures.values()})
+        raise CheckpointError(f"{path} is damaged and cannot be read ({_few(causes)}). {EARLIER}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The error's kind and first line, without torch's advice to run what the damaged file holds."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {'not what torch writes' if 'weights_only' in line else line}"
 
 
 @contextmanager
