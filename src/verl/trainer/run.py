@@ -84,7 +84,11 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     algorithm = choose_algorithm(config)
     device = choose_device(config.trainer.device)
     check_placement(config)
-    lock = FolderLock(Path(config.trainer.default_local_dir).expanduser())
+    folder = Path(config.trainer.default_local_dir).expanduser()
+    # Before the folder is made: a mistyped path leaves nothing behind.
+    CheckpointStore(folder).find(config.trainer.resume_mode, config.trainer.resume_from_path)
+    resolve_model_path(config.actor_rollout_ref.model.path)
+    lock = FolderLock(folder)
     try:
         return _prepare(config, notices, algorithm, device, lock)
     except BaseException:
