@@ -81,3 +81,15 @@ def test_changed_data_is_told_and_starts_its_own_epoch(changed):
     (notice,) = resumed.load_state_dict(saved.state_dict())
     assert "training data differs" in notice
     assert (resumed.epoch, resumed.position) == (1, 0)
+
+
+def test_prompts_drawn_are_counted_over_epochs_and_survive_a_checkpoint():
+    sampler = PromptSampler(5, 2)
+    counts = []
+    for _ in range(5):
+        sampler.next_batch()
+        counts.append(sampler.drawn)
+    assert counts == [2, 4, 6, 8, 10]  # the fifth prompt of an epoch is never drawn
+    other = PromptSampler(5, 2)
+    other.load_state_dict(sampler.state_dict())
+    assert other.drawn == 10

@@ -1,11 +1,12 @@
 import pytest
 
-from verl.config.schema import RewardConfig, RewardManagerConfig
+from verl.config.schema import OverlongBufferConfig, RewardConfig, RewardKwargsConfig, RewardManagerConfig
 from verl.errors import RewardError
 from verl.rewards import check_data_sources, find_scorer, register_scorer
 from verl.rewards import registry as registry_module
 from verl.rewards.registry import make_shaper
 from verl.rewards.scorers import exact, gsm8k, math
+from verl.rewards.types import RewardInput, RewardResult
 
 
 @pytest.fixture
@@ -71,3 +72,34 @@ def test_a_custom_function_scores_every_data_source():
 def test_unknown_reward_manager_names_the_known():
     with pytest.raises(RewardError, match=r"naiv is unknown. Did you mean 'naive'\? Known: dapo, naive"):
         make_shaper(RewardConfig(reward_manager=RewardManagerConfig(name="naiv")))
+
+
+def dapo(buffer, **limits):
+    config = RewardConfig(
+        reward_manager=RewardManagerConfig(name="dapo"),
+        reward_kwargs=RewardKwargsConfig(overlong_buffer_cfg=buffer, **limits),
+    )
+    return make_shaper(config)
+
+
+def samples_of(*lengths):
+    return [RewardInput("d", "s", response_length=length) for length in lengths]
+
+
+def test_dapo_takes_points_off_long_responses_and_keeps_what_was_right():
+    shape = dapo(OverlongBufferConfig(enable=True, len=20, penalty_factor=0.5, log=True), max_resp_len=100)
+    result = shape(samples_of(80, 90, 100), RewardResult([1.0, 0.0, 1.0], {"format": [1.0, 1.0, 0.0]}, failed=[1]))
+    assert result.scores == [1.0, -0.25, 0.5]
+    assert result.metrics == {
+        "acc": [1.0, 0.0, 1.0],
+        "format": [1.0, 1.0, 0.0],
+        "overlong_reward": [0.0, -0.25, -0.5],
+        "overlong": [0.0, 1.0, 1.0],
+    }
+    assert result.failed == [1]
+
+
+def test_dapo_without_the_buffer_reports_the_score_as_accuracy():
+    given = RewardResult([0.5], {"acc": [1.0]})
+    assert dapo(OverlongBufferConfig(), max_resp_len=10)(samples_of(10), given) == given  # an accuracy of its own stays
+    assert dapo(OverlongBufferConfig(), max_resp_len=10)(samples_of(10), RewardResult([0.5])).metrics == {"acc": [0.5]}

@@ -217,3 +217,20 @@ def test_who_needs_a_reference():
     assert not needs_reference_model(config(), estimator, loss)
     assert needs_reference_model(config(), estimator, asks)
     assert needs_reference_model(config("actor_rollout_ref.actor.use_kl_loss=True"), estimator, loss)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("algorithm.rollout_correction.rollout_is=token", "rollout_correction.rollout_is compares"),
+        (f"{LOSS}.loss_mode=dppo_kl", "dppo_kl compares"),
+        ("algorithm.rollout_correction.bypass_mode=True", "bypass_mode=True compares"),
+    ],
+)
+def test_ratios_to_a_cut_distribution_are_refused(word, told):
+    cut = "actor_rollout_ref.rollout.top_p=0.9"
+    with pytest.raises(ConfigError, match=told):
+        choose_algorithm(config(word, cut, "actor_rollout_ref.rollout.name=vllm"))
+    choose_algorithm(config(word, cut))  # the native engine's are of the whole distribution
+    choose_algorithm(config(word, "actor_rollout_ref.rollout.name=vllm"))
+    choose_algorithm(config(cut, "actor_rollout_ref.rollout.name=vllm"))

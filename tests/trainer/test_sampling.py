@@ -10,6 +10,7 @@ from verl.errors import RewardError
 from verl.rewards.types import RewardResult
 from verl.trainer import stages
 from verl.trainer.checkpoints import _plain, _samples
+from verl.trainer.groups import draw_by_reward
 from verl.trainer.sampling import NoSpreadError, fill_step
 from verl.trainer.steplog import StepLog
 
@@ -140,14 +141,14 @@ def test_samples_of_an_older_policy_get_log_probs_of_before():
 def test_policy_filtration_draws_by_reward():
     scores = torch.tensor([0.0, 1.0, 0.0, 3.0])
     batch = prompts([0], [1], [2], [3]).with_columns(uid=["a", "a", "b", "b"], score=scores)
-    assert stages.draw_by_reward(fake_run(), batch) is batch
+    assert draw_by_reward(fake_run(), batch) is batch
     run = fake_run("algorithm.use_pf_ppo=True")
-    one, two = stages.draw_by_reward(run, batch), stages.draw_by_reward(run, batch)
+    one, two = draw_by_reward(run, batch), draw_by_reward(run, batch)
     assert len(one) == 4
     assert drawn(one) == drawn(two)
     assert set(drawn(one)) <= {1, 3}  # |score|^2 of the others is 0
     run.step += 1
     draws = []
     for run.step in range(200):
-        draws += drawn(stages.draw_by_reward(run, batch))
+        draws += drawn(draw_by_reward(run, batch))
     assert draws.count(3) / len(draws) == pytest.approx(0.9, abs=0.04)  # 9 of 1 + 9

@@ -88,6 +88,19 @@ def test_it_learns_resumes_to_the_same_numbers_and_merges(tiny_model, data, tmp_
     assert reference_loss(merged.folder, PAIRS[:5]) == pytest.approx(lines[-1]["val/loss"], rel=1e-4)
 
 
+def test_with_lora_the_adapter_alone_is_trained_and_merges(tiny_model, data, tmp_path):
+    pytest.importorskip("peft")
+    lora = ["model.lora_rank=8", "model.target_modules=[q_proj,down_proj]", "trainer.total_epochs=4"]
+    assert run_main(main, words(tiny_model, data, tmp_path / "run", *lora)) == 0
+    lines = metrics(tmp_path / "run")
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"]
+    merged = merge(tmp_path / "run" / "global_step_16" / "actor", tmp_path / "merged").folder
+    assert reference_loss(merged, PAIRS[:5]) == pytest.approx(lines[-1]["val/loss"], rel=1e-4)
+    before, after = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (tiny_model, merged))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "q_proj.weight" in name or "down_proj.weight" in name}
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -86,8 +86,25 @@ def choose_algorithm(config: PPOConfig) -> tuple[AdvantageEstimator, PolicyLoss]
         )
     advantage_options(config, estimator)
     loss_options(config, loss)
-    read_correction(config.algorithm.rollout_correction)
+    _check_rollout_log_probs(config, estimator, loss)
     return estimator, loss
+
+
+def _check_rollout_log_probs(config: PPOConfig, estimator: AdvantageEstimator, loss: PolicyLoss) -> None:
+    """vLLM's log-probs are those of what top_k and top_p leave: a ratio of the whole distribution to them means nothing."""
+    correction, rollout = config.algorithm.rollout_correction, config.actor_rollout_ref.rollout
+    cut = rollout.name == "vllm" and (rollout.top_k > 0 or rollout.top_p < 1)
+    readers = [f"algorithm.rollout_correction.{name}" for name in ("rollout_is", "rollout_rs")]
+    wanted = [key for key, value in zip(readers, (correction.rollout_is, correction.rollout_rs)) if value is not None]
+    wanted += [entry.name for entry in (estimator, loss) if entry.needs.rollout_log_probs]
+    wanted += ["algorithm.rollout_correction.bypass_mode=True"] if correction.bypass_mode else []
+    read_correction(correction)
+    if cut and wanted:
+        raise ConfigError(
+            f"{' and '.join(wanted)} compares the trainer's probabilities with the rollout's, and vLLM gives those of what "
+            f"top_k={rollout.top_k} and top_p={rollout.top_p} leave over. Set actor_rollout_ref.rollout.top_k=-1 and top_p=1, or "
+            "actor_rollout_ref.rollout.name=native."
+        )
 
 
 def notices(config: PPOConfig, loss: PolicyLoss) -> list[str]:

@@ -12,6 +12,7 @@ from verl.algorithms.filtering import in_group_with_spread
 from verl.data.batch import SampleBatch
 from verl.errors import RewardError, UserError
 from verl.trainer import stages
+from verl.trainer.groups import group_numbers
 from verl.trainer.run import Run
 from verl.trainer.steplog import StepLog
 
@@ -70,9 +71,7 @@ def _draw(run: Run, number: int, log: StepLog, draws: list[dict[str, float]]) ->
     numbers = StepLog()
     with log.time("reward"):
         batch = stages.collect_rewards(run, batch, stages.submit_rewards(run, batch), numbers)
-    order = {uid: i for i, uid in enumerate(prompts["uid"])}
-    groups = torch.tensor([order[uid] for uid in batch["uid"]])
-    keeps = in_group_with_spread(_metric(run, batch), groups)
+    keeps = in_group_with_spread(_metric(run, batch), group_numbers(batch))
     draws.append(
         {**numbers.metrics, "score": float(batch["score"].mean()), "filtered": float((~keeps).double().mean())}
     )

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from verl.algorithms.correction import mismatch_metrics
-from verl.algorithms.filtering import pf_ppo_resample, pf_ppo_weights
 from verl.algorithms.inputs import AdvantageInputs
 from verl.algorithms.kl import apply_kl_penalty, batch_kl
-from verl.algorithms.registry import AdvantageEstimator
 from verl.algorithms.segments import place_scores
 from verl.config.derived import name_list
 from verl.core.rollout_engine.api import Completion, Request, SamplingParams
@@ -21,6 +18,7 @@ from verl.rewards.manager import RewardHandle
 from verl.rewards.types import RewardInput, RewardResult
 from verl.trainer.algorithm import advantage_options, aggregation, loss_options
 from verl.trainer.correction import correct, read_correction
+from verl.trainer.groups import group_numbers, reward_components
 from verl.trainer.losses import ActorLoss, CriticLoss, mismatch_of_update, select_tokens, with_loss_weights
 from verl.trainer.run import Run
 from verl.trainer.steplog import StepLog
@@ -227,7 +225,7 @@ def add_advantages(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
         token_rewards=batch["token_rewards"].values,
         mask=mask.values,
         lengths=mask.lengths,
-        groups=_group_numbers(batch),
+        groups=group_numbers(batch),
         baseline_scores=batch.columns.get("baseline_score"),
         reward_components=reward_components(batch, name_list(algorithm.gdpo_reward_keys), run.estimator),
         **{name: batch[name].values for name in names if name in batch},
@@ -239,42 +237,6 @@ def add_advantages(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
         batch, metrics = correct(batch, correction)
         log.add(metrics)
     return batch
-
-
-def reward_components(batch: SampleBatch, wanted: list[str], estimator: AdvantageEstimator) -> dict[str, Tensor] | None:
-    """What the reward function returned besides `score`, by name, of every sample; None where the estimator reads none.
-
-    wanted: names to take; [] takes all.
-
-    Raises:
-        RewardError: one that is wanted was not returned for every sample.
-    """
-    if not estimator.needs.reward_components:
-        return None
-    found = {k.removeprefix("reward/"): v for k, v in batch.columns.items() if k.startswith("reward/")}
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise RewardError(
-            f"algorithm.gdpo_reward_keys: the reward function did not return {', '.join(missing)} for every sample. It "
-            f"returned {', '.join(found)}."
-        )
-    return {name: found[name] for name in wanted or found}
-
-
-def draw_by_reward(run: Run, batch: SampleBatch) -> SampleBatch:
-    """For PF-PPO: as many samples, drawn anew with replacement, those of clear reward more often; else `batch` itself."""
-    if not run.config.algorithm.use_pf_ppo:
-        return batch
-    options = run.config.algorithm.pf_ppo
-    weights = pf_ppo_weights(batch["score"], _group_numbers(batch), options.reweight_method, options.weight_pow)
-    generator = torch.Generator().manual_seed(run.config.trainer.seed * 1_000_003 + run.step)
-    return batch.select(pf_ppo_resample(weights, generator))
-
-
-def _group_numbers(batch: SampleBatch) -> Tensor:
-    """int64 [B], equal for samples of one prompt."""
-    numbers = {uid: i for i, uid in enumerate(dict.fromkeys(batch["uid"]))}
-    return torch.tensor([numbers[uid] for uid in batch["uid"]])
 
 
 def mini_batches(batch: SampleBatch, size: int, epochs: int, shuffle_seed: int | None = None) -> Iterator[SampleBatch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from verl.config.derived import num_devices
 from verl.data.batch import SampleBatch
 from verl.trainer import checkpoints, stages
+from verl.trainer.groups import draw_by_reward
 from verl.trainer.interrupt import Interrupt
 from verl.trainer.metrics import batch_metrics, performance_metrics
 from verl.trainer.run import Run
@@ -69,7 +70,7 @@ def train_step(run: Run, log: StepLog) -> SampleBatch:
             batch = stages.collect_rewards(run, batch, rewards, log)
     with log.time("adv"):
         batch = stages.add_advantages(run, batch, log)
-    trained = stages.draw_by_reward(run, batch)
+    trained = draw_by_reward(run, batch)
     stages.update_critic(run, trained, log)
     if run.step >= run.config.trainer.critic_warmup:
         stages.update_actor(run, trained, log)
