@@ -22,5 +22,11 @@ class RewardError(UserError):
     """A reward function that cannot be loaded, or has the wrong signature or result."""
 
 
+class WorkerDied(UserError):
+    """A worker process that ended by itself: killed by the system, often for its memory, or gone with its machine."""
+
+    exit_code = 1
+
+
 class CheckpointError(UserError):
     """A checkpoint that is missing, incomplete, or does not fit this run."""

@@ -15,7 +15,7 @@ CASES = {
     "missing file": (["data.train_files=/nowhere/train.parquet"], ["data.train_files", "/nowhere/train.parquet"]),
     "dataset smaller than the batch": (["data.train_batch_size=300"], ["data.train_batch_size=300", "256"]),
     "wrong model path": (["actor_rollout_ref.model.path=/nowhere/model"], ["actor_rollout_ref.model.path=/nowhere/model"]),
-    "two devices": (["trainer.n_gpus_per_node=2"], ["trainer.n_gpus_per_node=2", "one device"]),
+    "more devices than there are": (["trainer.n_gpus_per_node=4096"], ["trainer.n_gpus_per_node=4096", "asked: trainer", "free:"]),
     "wrong folder to resume from": (
         ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/nowhere/global_step_3"],
         ["trainer.resume_from_path=/nowhere/global_step_3", "no such folder"],

@@ -39,7 +39,7 @@ class Loaded(Exception):
         (["actor_rollout_ref.model.path=/nowhere/model"], ConfigError, ["actor_rollout_ref.model.path", "/nowhere/model"]),
         (["custom_reward_function.path=/nowhere/reward.py"], RewardError, ["/nowhere/reward.py"]),
         (["data.train_files={unknown}"], RewardError, ["my/puzzles", "custom_reward_function.path"]),
-        (["trainer.n_gpus_per_node=2"], ConfigError, ["trainer.n_gpus_per_node=2", "one device"]),
+        (["trainer.n_gpus_per_node=4096"], ConfigError, ["trainer.n_gpus_per_node=4096", "asked: trainer", "free:"]),
         (["actor_rollout_ref.rollout.name=sglang"], ConfigError, ["rollout.name=sglang", "native, hf or vllm"]),
         (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], ConfigError, ["tensor_model_parallel_size=2"]),
         (["trainer.device=cuda"], ConfigError, ["trainer.device=cuda"]),

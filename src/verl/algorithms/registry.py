@@ -32,6 +32,9 @@ from verl.algorithms.inputs import (
 )
 from verl.algorithms.segments import check_lengths
 
+PLUGIN_PREFIX = "verl_plugin_"
+"""Modules of users' files that register are imported under names that begin so."""
+
 
 @dataclass(frozen=True)
 class Needs:

@@ -43,8 +43,19 @@ def clip_range(actor: ActorConfig) -> tuple[float, float]:
 
 
 def num_devices(trainer: TrainerConfig) -> int:
-    """Devices of the whole run."""
+    """Devices that train."""
     return trainer.nnodes * trainer.n_gpus_per_node
+
+
+def rollout_devices(config: PPOConfig) -> int:
+    """Devices that generate and do not train; 0 where generation shares the trainer's."""
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.nnodes * rollout.n_gpus_per_node
+
+
+def all_devices(config: PPOConfig) -> int:
+    """Devices of the whole run, training and generation."""
+    return num_devices(config.trainer) + rollout_devices(config)
 
 
 def name_list(value: Any) -> list[str]:

@@ -42,6 +42,9 @@ RENAMED: dict[str, str] = {
     "algorithm.rollout_is_threshold": "algorithm.rollout_correction.rollout_is_threshold",
     f"{_ACTOR}.tau_pos": f"{_ACTOR}.policy_loss.tau_pos",
     f"{_ACTOR}.tau_neg": f"{_ACTOR}.policy_loss.tau_neg",
+    "rollout.nnodes": f"{_ROLLOUT}.nnodes",
+    "rollout.n_gpus_per_node": f"{_ROLLOUT}.n_gpus_per_node",
+    "ray_init.*": "ray_kwargs.ray_init.*",
     "reward.custom_reward_function.*": "custom_reward_function.*",
     "reward_model.reward_kwargs.*": "reward.reward_kwargs.*",
     "reward_model.overlong_buffer.*": "reward.reward_kwargs.overlong_buffer_cfg.*",
@@ -71,16 +74,13 @@ VALUE_HINTS: dict[tuple[str, str], str] = {
     ("trainer.pipeline", "fully_async"): "The asynchronous pipelines are not in this version.",
 }
 
-DEVICES = object()
-
 
 @dataclass(frozen=True)
 class Retired:
     """Keys that are accepted and not read.
 
     pattern: `*` stands for anything, dots included. reason: why nothing reads them. allowed: the values that this
-    version agrees with, besides null (None: any value; DEVICES: the number of devices). instead: what to do instead of
-    setting another value.
+    version agrees with, besides null (None: any value). instead: what to do instead of setting another value.
     """
 
     pattern: str
@@ -166,12 +166,14 @@ RETIRED: tuple[Retired, ...] = (
     Retired("*.hf_config_path", _ALWAYS, (), "put config.json beside the weights, or use override_config"),
     Retired("*.custom_chat_template", _ALWAYS, (), "put the template into the tokenizer's folder (tokenizer_path)"),
     Retired("critic.model.tokenizer_path", "the critic reads the tokens of actor_rollout_ref.model"),
-    Retired("actor_rollout_ref.hybrid_engine", _ALWAYS, (True,), "actor and rollout share their devices"),
+    Retired(
+        "actor_rollout_ref.hybrid_engine",
+        "generation has devices of its own where actor_rollout_ref.rollout.nnodes says so",
+    ),
     # training
     Retired("*.megatron.*", "only read by Megatron", (), _MEGATRON),
     Retired("*.strategy", "follows actor_rollout_ref.actor.strategy", ("fsdp", "fsdp2"), _MEGATRON),
     Retired("*.ulysses_sequence_parallel_size", _ALWAYS, (1,), _SEQUENCE),
-    Retired("*.fsdp_config.fsdp_size", _ALWAYS, (-1, DEVICES), "parameters are sharded over all devices; leave it -1"),
     Retired("*.fsdp_config.mixed_precision.*", "gradients are always reduced in fp32"),
     Retired("*.fsdp_config.wrap_policy.*", "every layer is sharded on its own"),
     Retired("*.fsdp_config.use_orig_params", "FSDP2 has no such choice"),
@@ -262,8 +264,9 @@ RETIRED: tuple[Retired, ...] = (
     Retired("global_profiler.*", "only read by a profiler"),
     Retired("*.profiler.enable", _ALWAYS, (False,), "run the command under a profiler of yours (py-spy, nsys)"),
     Retired("*.profiler.*", "only read by a profiler"),
-    Retired("ray_kwargs.*", "one process runs everything, without Ray"),
-    Retired("ray_init.*", "one process runs everything, without Ray"),
+    Retired("ray_kwargs.timeline_json_file", "no timeline is written"),
+    Retired("ray_kwargs.ray_init.include_dashboard", "Ray's dashboard is off; start a cluster of your own to have it"),
+    Retired("ray_kwargs.ray_init.ignore_reinit_error", "there is one Ray session a run"),
     Retired("transfer_queue.enable", _ALWAYS, (False,), "samples move in memory in this version"),
     Retired("transfer_queue.*", "samples move in memory in this version"),
     Retired("hydra.*", "there are no Hydra output folders"),

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from verl.config.keys import schema_keys
-from verl.config.old_keys import DEVICES, PER_DEVICE, RENAMED, RETIRED, VALUE_ALIASES, Retired
+from verl.config.old_keys import PER_DEVICE, RENAMED, RETIRED, VALUE_ALIASES, Retired
 from verl.config.overrides import Assignment
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
@@ -108,9 +108,9 @@ def _disagreement(assignment: Assignment, entry: Retired, given: dict[str, Any])
         return ""
     if isinstance(value, str) and "${" in value:
         return ""  # It follows a key that nobody set.
-    allowed = [_devices(given) if a is DEVICES else a for a in entry.allowed]
-    if any((type(a) is type(value) and a == value) or _same_number(a, value) or _same_text(a, value) for a in allowed):
-        return ""
+    for a in entry.allowed:
+        if (type(a) is type(value) and a == value) or _same_number(a, value) or _same_text(a, value):
+            return ""
     return f"{assignment.key}={assignment.value}: {entry.instead}."
 
 

@@ -50,6 +50,7 @@ def validate(config: PPOConfig) -> list[str]:
         _check_filters,
         _check_policy_loss,
         _check_sampling,
+        _check_sharding,
         _check_packing,
         _check_engines,
         _check_validation,
@@ -215,12 +216,29 @@ def _check_sampling(config: PPOConfig, found: Findings) -> None:
     rollout = config.actor_rollout_ref.rollout
     for key, top_k in (("rollout.top_k", rollout.top_k), ("rollout.val_kwargs.top_k", rollout.val_kwargs.top_k)):
         found.problem(top_k == 0, f"actor_rollout_ref.{key}=0 keeps no token; -1 keeps all.")
-    devices, tensor = num_devices(config.trainer), rollout.tensor_model_parallel_size
+    section, nodes, per_node = "trainer", config.trainer.nnodes, config.trainer.n_gpus_per_node
+    if rollout.nnodes:
+        section, nodes, per_node = "actor_rollout_ref.rollout", rollout.nnodes, rollout.n_gpus_per_node
+    tensor = rollout.tensor_model_parallel_size
     found.problem(
-        devices % tensor != 0,
-        f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor} does not divide the {devices} devices "
-        f"(trainer.nnodes={config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}).",
+        per_node % tensor != 0,
+        f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor} does not divide the {per_node} devices of a "
+        f"machine ({section}.nnodes={nodes} x {section}.n_gpus_per_node={per_node}).",
     )
+
+
+def _check_sharding(config: PPOConfig, found: Findings) -> None:
+    devices, root = num_devices(config.trainer), config.actor_rollout_ref
+    sections = {"actor_rollout_ref.actor": root.actor.fsdp_config, "actor_rollout_ref.ref": root.ref.fsdp_config}
+    if needs_critic(config):
+        sections["critic"] = config.critic.fsdp_config
+    for section, fsdp in sections.items():
+        size = fsdp.fsdp_size
+        found.problem(
+            size != -1 and (size < 1 or devices % size != 0),
+            f"{section}.fsdp_config.fsdp_size={size} does not divide the {devices} training devices (trainer.nnodes="
+            f"{config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}); -1 shards over all.",
+        )
 
 
 def _check_packing(config: PPOConfig, found: Findings) -> None:

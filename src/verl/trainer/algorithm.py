@@ -9,6 +9,7 @@ from typing import Any
 
 from verl.algorithms.inputs import AdvantageOptions, PolicyLossOptions
 from verl.algorithms.registry import (
+    PLUGIN_PREFIX,
     AdvantageEstimator,
     Algorithm,
     PolicyLoss,
@@ -50,7 +51,7 @@ def load_plugins(files: object) -> None:
         path = Path(name).expanduser()
         if not path.is_file():
             raise ConfigError(f"trainer.plugins: {name} is not a file.")
-        spec = importlib.util.spec_from_file_location(f"verl_plugin_{number}_{path.stem}", path)
+        spec = importlib.util.spec_from_file_location(f"{PLUGIN_PREFIX}{number}_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise ConfigError(f"trainer.plugins: {name} is not a Python file (its name must end in .py).")
         module = importlib.util.module_from_spec(spec)

@@ -43,7 +43,8 @@ def save(run: Run, metrics: dict[str, float]) -> Path:
         torch.save(random_state(), folder / "random.pt")
         if run.surplus is not None:
             torch.save(_plain(run.surplus), folder / SURPLUS)
-    return run.store.folder / f"global_step_{run.step}"
+    run.last_checkpoint = run.store.folder / f"global_step_{run.step}"
+    return run.last_checkpoint
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def resume(run: Run, folder: Path) -> None:
                 "without one. Use the estimator of that run, or start anew with trainer.resume_mode=disable."
             )
         run.roles.critic.load(folder / "critic")
-    run.step = state["step"]
+    run.step, run.last_checkpoint = state["step"], folder
     for notice in run.sampler.load_state_dict(state["sampler"]):
         run.tracker.notice(notice)
     if run.kl_control is not None and state["kl_control"] is not None:
@@ -135,12 +136,12 @@ def _samples(columns: dict[str, Any]) -> SampleBatch:
 def random_state() -> dict[str, torch.Tensor]:
     """Torch's generators on this process."""
     state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # not so where workers do the computing
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 
 
 def restore_random_state(state: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
+    if "cuda" in state and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(state["cuda"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
 from verl.config.command import handle_flags, run_main
+from verl.errors import WorkerDied
 
 
 def main(argv: list[str]) -> int:
@@ -22,23 +24,30 @@ def main(argv: list[str]) -> int:
     precheck(config)
 
     from verl.trainer.pipelines import train
+    from verl.trainer.restart import go_on_after
     from verl.trainer.run import NothingToDo, prepare
 
-    try:
-        run = prepare(config, notices)
-    except NothingToDo as done:
-        print(done)
-        return 0
-    status = "failed"
-    try:
-        status = train(run)
-    except KeyboardInterrupt:
-        status = "interrupted"
-    except Exception as error:
-        error.add_note(_how_to_go_on(run.store.folder))  # printed below the error
-        raise
-    finally:
-        report = run.close(status)
+    for restarts in itertools.count():
+        try:
+            run = prepare(config, notices)
+        except NothingToDo as done:
+            print(done)
+            return 0
+        status = "failed"
+        try:
+            status = train(run)
+        except KeyboardInterrupt:
+            status = "interrupted"
+        except WorkerDied as death:
+            config = go_on_after(death, run, restarts)
+            status = "restarting"
+        except Exception as error:
+            error.add_note(_how_to_go_on(run.store.folder))  # printed below the error
+            raise
+        finally:
+            report = run.close(status)
+        if status != "restarting":
+            break
     if status == "finished":
         where = f"done: checkpoints and metrics.jsonl are in {run.store.folder}"
         print(f"{where}, the report is {report}" if report else where)

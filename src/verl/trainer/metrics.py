@@ -71,7 +71,7 @@ def performance_metrics(batch: SampleBatch, log: StepLog, devices: int) -> dict[
         "timing_per_token_ms/gen": 1000 * log.seconds("gen") / max(responses, 1),
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         peaks = [v for k, v in log.metrics.items() if k.startswith(PEAK)]
         out["perf/max_memory_allocated_gb"] = max(peaks, default=0.0)
         out["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 2**30

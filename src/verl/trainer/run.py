@@ -17,7 +17,7 @@ from verl.config.compose import print_notice
 from verl.config.derived import kl_in_reward_coef, num_devices
 from verl.config.schema import PPOConfig
 from verl.core.checkpoint_engine.store import CheckpointStore, step_of
-from verl.core.controller.roles import Roles, build_roles, check_placement, choose_device
+from verl.core.controller.roles import Roles, build_roles, check_placement
 from verl.core.model_engine.loading import load_tokenizer, resolve_model_path
 from verl.data.batch import SampleBatch
 from verl.data.prompts import PromptDataset, load_prompts
@@ -43,7 +43,8 @@ KLController = FixedKLController | AdaptiveKLController
 class Run:
     """One training run.
 
-    surplus: scored samples that dynamic sampling holds for the next step. step: steps done so far. version: number of the weights that the rollout engine holds (the step that made them).
+    surplus: scored samples that dynamic sampling holds for the next step. step: steps done so far. last_checkpoint: that
+    this run has written or gone on from.
     """
 
     config: PPOConfig
@@ -62,6 +63,7 @@ class Run:
     lock: FolderLock
     step: int = 0
     surplus: SampleBatch | None = None
+    last_checkpoint: Path | None = None
 
     def close(self, status: str) -> Path | None:
         """Stop workers and write the report; returns its path, None where it could not be written."""
@@ -82,15 +84,15 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
         NothingToDo: the run is finished already.
     """
     algorithm = choose_algorithm(config)
-    device = choose_device(config.trainer.device)
-    check_placement(config)
+    asked = algorithm[0].needs.critic, needs_reference_model(config, *algorithm)
+    device = check_placement(config, *asked)
     folder = Path(config.trainer.default_local_dir).expanduser()
     # Before the folder is made: a mistyped path leaves nothing behind.
     CheckpointStore(folder).find(config.trainer.resume_mode, config.trainer.resume_from_path)
     resolve_model_path(config.actor_rollout_ref.model.path)
     lock = FolderLock(folder)
     try:
-        return _prepare(config, notices, algorithm, device, lock)
+        return _prepare(config, notices, algorithm, asked, device, lock)
     except BaseException:
         lock.release()
         raise
@@ -100,10 +102,13 @@ def _prepare(
     config: PPOConfig,
     notices: list[str],
     algorithm: tuple[AdvantageEstimator, PolicyLoss],
+    asked: tuple[bool, bool],
     device: torch.device,
     lock: FolderLock,
 ) -> Run:
+    """asked: whether there are a critic and a reference."""
     estimator, policy_loss = algorithm
+    with_critic, with_reference = asked
     folder = lock.folder
     store = CheckpointStore(folder, config.trainer.max_actor_ckpt_to_keep, notify=print_notice)
     resume_from = store.find(config.trainer.resume_mode, config.trainer.resume_from_path)
@@ -112,7 +117,6 @@ def _prepare(
     model_path = resolve_model_path(model.path)
     tokenizer = load_tokenizer(model.tokenizer_path or model_path, trust_remote_code=model.trust_remote_code)
     prompts, val_prompts, rewards = _load_data(config, tokenizer)
-    with_critic = estimator.needs.critic
     plan = BatchPlan.make(config, len(prompts), num_devices(config.trainer), with_critic=with_critic)
     print(plan.table(), flush=True)
     notices = [*notices, *algorithm_notices(config, policy_loss)]
@@ -129,7 +133,6 @@ def _prepare(
     transformers.utils.logging.disable_progress_bar()
     if resume_from is not None and not config.trainer.val_only:
         _check_steps_left(folder, resume_from, plan.total_steps)
-    with_reference = needs_reference_model(config, estimator, policy_loss)
     roles = build_roles(config, plan, device, model_path, tokenizer, with_critic, with_reference)
     tracker = Tracker(
         config.trainer,

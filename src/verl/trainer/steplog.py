@@ -29,7 +29,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def time(self, phase: str) -> Iterator[None]:
-        on_gpu = phase != "step" and torch.cuda.is_available()  # the step is the largest of its phases
+        on_gpu = phase != "step" and torch.cuda.is_initialized()  # the step is the largest of its phases
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()

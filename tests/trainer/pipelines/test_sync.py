@@ -27,6 +27,7 @@ class Recorder:
             roles=SimpleNamespace(
                 sync_weights=lambda version: note(f"weights {version}"),
                 rollout=SimpleNamespace(sleep=lambda: note("sleep")),
+                sync_metrics={},
             ),
             tracker=SimpleNamespace(log=lambda metrics, step: self.logged.append((step, sorted(metrics)))),
             step=step,

@@ -17,6 +17,7 @@ from verl.config.schema.algorithm import (
 )
 from verl.config.schema.data import DataConfig
 from verl.config.schema.engine import CheckpointConfig, FSDPConfig, OptimConfig
+from verl.config.schema.ray import RayConfig, RayInitConfig
 from verl.config.schema.reward import (
     CustomRewardConfig,
     OverlongBufferConfig,
@@ -50,6 +51,8 @@ __all__ = [
     "PFPPOConfig",
     "PPOConfig",
     "PolicyLossConfig",
+    "RayConfig",
+    "RayInitConfig",
     "RefConfig",
     "RewardConfig",
     "RewardKwargsConfig",

@@ -25,6 +25,9 @@ class FSDPConfig:
     offload_policy: bool = opt(
         False, "FSDP2's own CPU offload: parameters and optimizer stay on the host and are moved layer by layer"
     )
+    fsdp_size: int = opt(
+        -1, "devices over which parameters are sharded, and copied to every other such group; -1: all", min=-1
+    )
     reshard_after_forward: bool = opt(
         True, "free a layer's gathered parameters after its forward (less memory, one more gather)"
     )

@@ -17,8 +17,9 @@ class ValSamplingConfig:
 @dataclass
 class WeightSyncConfig:
     update_weights_bucket_megabytes: int = opt(
-        2048, "weights move to the rollout engine in buckets of this size", min=1
+        2048, "weights move to the rollout engine in buckets of at most this size", min=1
     )
+    verify: bool = opt(False, "compare checksums of the weights on both sides after each update of the rollout engine")
 
 
 @dataclass
@@ -42,6 +43,8 @@ class RolloutConfig:
     )
     enforce_eager: bool = opt(False, "no CUDA graphs")
     free_cache_engine: bool = opt(True, "give the KV cache's memory back while training")
+    nnodes: int = opt(0, "machines for generation alone; 0: generation shares the trainer's devices", min=0)
+    n_gpus_per_node: int = opt("${trainer.n_gpus_per_node}", "with rollout.nnodes: devices on each of them", min=1)  # type: ignore[assignment]
     tensor_model_parallel_size: int = opt(1, "devices that share one copy of the rollout model", min=1)
     calculate_log_probs: bool = opt(True, "log how far rollout and trainer log-probs are apart")
     mismatch_alarm: float | None = opt(

@@ -6,6 +6,7 @@ from verl.config.schema.actor import ActorConfig, CriticConfig, ModelConfig, Ref
 from verl.config.schema.algorithm import AlgorithmConfig
 from verl.config.schema.data import DataConfig
 from verl.config.schema.options import opt
+from verl.config.schema.ray import RayConfig
 from verl.config.schema.reward import CustomRewardConfig, RewardConfig
 from verl.config.schema.rollout import RolloutConfig
 from verl.config.schema.trainer import TrainerConfig
@@ -31,3 +32,4 @@ class PPOConfig:
     reward: RewardConfig = opt(RewardConfig, "rewards")
     custom_reward_function: CustomRewardConfig = opt(CustomRewardConfig, "your own reward function")
     trainer: TrainerConfig = opt(TrainerConfig, "the run")
+    ray_kwargs: RayConfig = opt(RayConfig, "Ray (used on more than one device)")

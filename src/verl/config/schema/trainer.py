@@ -23,6 +23,11 @@ class TrainerConfig:
     )
     nnodes: int = opt(1, "machines", min=1)
     n_gpus_per_node: int = opt(1, "devices a machine; without a GPU a device is a CPU process", min=1)
+    max_restarts: int = opt(
+        0,
+        "on more than one device: how often a run whose worker died goes on from its last checkpoint by itself",
+        min=0,
+    )
     device: str | None = opt(None, "cuda or cpu; null: cuda if there is one", choices=("cuda", "cpu"))
     seed: int = opt(0, "seed of everything that has none of its own", min=0, max=LARGEST_SEED)
     save_freq: int = opt(-1, "steps between checkpoints; -1: only the last step", min=-1)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from verl.config.batch_plan import BatchPlan
-from verl.config.derived import num_devices
 from verl.config.schema import FSDPConfig, PPOConfig
+from verl.core.checkpoint_engine.sync import SyncReport, update_shared
+from verl.core.controller.resources import check_this_machine, cluster_address, is_distributed
 from verl.core.model_engine.api import MicroBatching, ModelEngine
 from verl.core.model_engine.fsdp_engine import FSDPEngine
 from verl.core.model_engine.loading import DTYPES, load_config, load_policy, load_value_model, resolve_model_path
@@ -26,7 +27,8 @@ class Roles:
     """The engines of a run. ref and critic are None where the algorithm needs none.
 
     same_numerics: whether rollout and trainer compute from the same weights in the same precision, so that the rollout's
-    log-probs may stand for the trainer's. notices: what the user should know about how they were placed.
+    log-probs may stand for the trainer's. notices: what the user should know about how they were placed. bucket_bytes: in
+    which weights move. verify: compare checksums when they have. sync_metrics: of the last update of the weights.
     """
 
     actor: ModelEngine
@@ -35,11 +37,14 @@ class Roles:
     critic: ModelEngine | None = None
     same_numerics: bool = False
     notices: list[str] = field(default_factory=list)
+    bucket_bytes: int = 1 << 30
+    verify: bool = False
+    sync_metrics: dict[str, float] = field(default_factory=dict)
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> SyncReport:
         """Bring the actor's weights into the rollout engine, which is awake after this."""
-        self.rollout.wake()
-        self.rollout.load_weights(self.actor.export_weights(), version)
+        options = {"bucket_bytes": self.bucket_bytes, "verify": self.verify}
+        return update_shared(self.actor, self.rollout, version, dtype=getattr(self.rollout, "dtype", None), **options)
 
     def close(self) -> None:
         self.rollout.close()
@@ -56,18 +61,23 @@ def choose_device(wanted: str | None, key: str = "trainer.device") -> torch.devi
     return torch.device("cuda", 0) if wanted != "cpu" and torch.cuda.is_available() else torch.device("cpu")
 
 
-def check_placement(config: PPOConfig) -> None:
+def check_placement(config: PPOConfig, with_critic: bool, with_reference: bool) -> torch.device:
     """Find what `build_roles` would refuse, before anything is loaded.
 
+    Returns:
+        the device of a run in one process. (Workers of a cluster that is there already have devices of their own.)
+
     Raises:
-        ConfigError: more than one device is asked for, or a rollout engine that is not there.
+        ConfigError: more devices than this machine has are asked for, or a rollout engine or a GPU that is not there.
     """
-    if num_devices(config.trainer) > 1:
-        raise ConfigError(
-            f"trainer.nnodes={config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}: this version "
-            "trains on one device. Set trainer.nnodes=1 trainer.n_gpus_per_node=1."
-        )
     check_engine(config.actor_rollout_ref.rollout)
+    if is_distributed(config) and cluster_address(config) is not None:
+        return torch.device("cpu")
+    device = choose_device(config.trainer.device)
+    if is_distributed(config):
+        gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+        check_this_machine(config, with_critic, with_reference, gpus)
+    return device
 
 
 def build_roles(
@@ -79,35 +89,85 @@ def build_roles(
     with_critic: bool,
     with_reference: bool,
 ) -> Roles:
-    """All engines on one device, in this process.
+    """All engines: on one device in this process, on more as workers of Ray.
 
     Raises:
-        ConfigError: more than one device is asked for, or a model cannot be loaded.
+        ConfigError: the devices are not there, or a model cannot be loaded.
     """
-    check_placement(config)
+    if is_distributed(config):
+        from verl.core.controller.distributed import build_on_ray
+
+        return build_on_ray(config, plan, model_path, with_critic, with_reference)
     ensure_process_group(device, config.actor_rollout_ref.nccl_timeout)
-    section = config.actor_rollout_ref
-    actor, model_config = _build_actor(config, plan, device, model_path, tokenizer)
+    asked = (with_critic, with_reference)
+    actor, ref, critic = build_trainers(config, plan, device, model_path, tokenizer, *asked)
     notices = [] if device.type == "cuda" else ["no GPU is used: training and generation run on this machine's CPU."]
-    rollout, reason = make_rollout_engine(
+    rollout, reason = build_rollout(config, device, model_path, tokenizer, dict(actor.export_weights()))
+    notices += [reason] if reason else []
+    same = same_numerics(config, rollout, device)
+    return Roles(actor, rollout, ref, critic, same, notices, *weight_options(config))
+
+
+def build_trainers(
+    config: PPOConfig,
+    plan: BatchPlan,
+    device: torch.device,
+    model_path: str,
+    tokenizer: Any,
+    with_critic: bool,
+    with_reference: bool,
+) -> tuple[FSDPEngine, FSDPEngine | BaseReference | None, FSDPEngine | None]:
+    """Actor, reference and critic on this process's device; the latter two where they are asked for."""
+    actor = _build_actor(config, plan, device, model_path, tokenizer)
+    lora = config.actor_rollout_ref.model.lora_rank > 0
+    ref = (BaseReference(actor) if lora else _build_ref(config, device, model_path)) if with_reference else None
+    critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
+    return actor, ref, critic
+
+
+def build_rollout(
+    config: PPOConfig, device: torch.device, model_path: str, tokenizer: Any, weights: dict[str, torch.Tensor] | None
+) -> tuple[RolloutEngine, str | None]:
+    """The rollout engine of this process's device, and a notice if it is not the one asked for.
+
+    weights: the trainer's, to be read in place where that can be; None: they come later.
+    """
+    section = config.actor_rollout_ref
+    model = section.model
+    if section.rollout.checkpoint_engine.verify and section.rollout.name == "vllm":
+        raise ConfigError(
+            "actor_rollout_ref.rollout.checkpoint_engine.verify=True: vLLM keeps weights in another form, which cannot be "
+            "compared. Set it to False, or rollout.name=native."
+        )
+    hf_config = load_config(model_path, trust_remote_code=model.trust_remote_code, override=model.override_config)
+    return make_rollout_engine(
         section.rollout,
         model_path=model_path,
-        hf_config=model_config,
+        hf_config=hf_config,
         device=device,
-        trainer_weights=dict(actor.export_weights()),
+        trainer_weights=weights,
         trainer_dtype=DTYPES[section.actor.fsdp_config.model_dtype],
         max_prompt_length=config.data.max_prompt_length,
         max_response_length=config.data.max_response_length,
         pad_token_id=tokenizer.pad_token_id,
     )
-    notices += [reason] if reason else []
-    lora = section.model.lora_rank > 0
-    ref = (BaseReference(actor) if lora else _build_ref(config, device, model_path)) if with_reference else None
-    critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
-    native = section.rollout.name == "native"  # transformers in its place has no dtype of its own
-    # Merged weights are rounded once, adapters apart from them are not.
-    same = native and not lora and getattr(rollout, "dtype", None) == compute_dtype(section.actor.fsdp_config, device)
-    return Roles(actor, rollout, ref, critic, same, notices)
+
+
+def weight_options(config: PPOConfig) -> tuple[int, bool]:
+    """(bytes of a bucket of weights, whether checksums are compared)."""
+    options = config.actor_rollout_ref.rollout.checkpoint_engine
+    return options.update_weights_bucket_megabytes << 20, options.verify
+
+
+def same_numerics(config: PPOConfig, rollout: RolloutEngine, device: torch.device) -> bool:
+    """Whether the native engine generates with the actor's weights, in its precision.
+
+    Merged weights are rounded once, adapters apart from them are not.
+    """
+    section = config.actor_rollout_ref
+    # Transformers in the native engine's place has no dtype of its own.
+    native = section.rollout.name == "native" and section.model.lora_rank == 0
+    return native and getattr(rollout, "dtype", None) == compute_dtype(section.actor.fsdp_config, device)
 
 
 def compute_dtype(fsdp: FSDPConfig, device: torch.device) -> torch.dtype:
@@ -119,7 +179,9 @@ def _limit(max_tokens: int, max_samples: int | None, dynamic: bool) -> MicroBatc
     return MicroBatching(max_tokens, None if dynamic else max_samples)
 
 
-def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model_path: str, tokenizer: Any):
+def _build_actor(
+    config: PPOConfig, plan: BatchPlan, device: torch.device, model_path: str, tokenizer: Any
+) -> FSDPEngine:
     section, model = config.actor_rollout_ref, config.actor_rollout_ref.model
     actor, rollout = section.actor, section.rollout
     hf_config = load_config(model_path, trust_remote_code=model.trust_remote_code, override=model.override_config)
@@ -132,7 +194,7 @@ def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model
     )
     if model.lora_rank > 0:
         add_adapters(hf, model, model_path)
-    engine = FSDPEngine(
+    return FSDPEngine(
         PolicyModel(hf, compiled=actor.use_torch_compile),
         device=device,
         dtype=compute_dtype(actor.fsdp_config, device),
@@ -150,7 +212,6 @@ def _build_actor(config: PPOConfig, plan: BatchPlan, device: torch.device, model
         compiled=actor.use_torch_compile,
         tokenizer=tokenizer,
     )
-    return engine, hf_config
 
 
 def _build_ref(config: PPOConfig, device: torch.device, model_path: str) -> FSDPEngine:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from verl.core.checkpoint_engine.gather import Traffic
 from verl.core.model_engine.metrics import Metric
 from verl.data.batch import Ragged, SampleBatch
 
@@ -63,8 +65,14 @@ class ModelEngine(Protocol):
     def train_batch(self, batch: SampleBatch, loss: TokenLoss) -> dict[str, float]:
         """One optimizer update on all of `batch`; returns the loss's metrics, `grad_norm` and `lr`."""
 
-    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name in the Hugging Face checkpoint, whole tensor) of every parameter; tied weights once."""
+    def export_weights(
+        self, *, dtype: torch.dtype | None = None, bucket_bytes: int = 1 << 30, traffic: Traffic | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """(name in the Hugging Face checkpoint, whole tensor) of every parameter; tied weights once.
+
+        Sharded weights are gathered in buckets of bucket_bytes, floating ones as `dtype` where it is given. traffic: takes
+        note of what that costs.
+        """
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint of this model into `folder`."""

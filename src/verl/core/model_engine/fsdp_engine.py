@@ -22,6 +22,7 @@ from verl.core.checkpoint_engine.disk import (
     save_sharded,
     save_whole,
 )
+from verl.core.checkpoint_engine.gather import Traffic, gather_weights
 from verl.core.model_engine.api import MicroBatching, TokenLoss, TokenOutputs
 from verl.core.model_engine.lora import (
     adapter_settings,
@@ -32,12 +33,18 @@ from verl.core.model_engine.lora import (
     save_adapter,
     scale_of,
 )
-from verl.core.model_engine.memory import keep_freed_memory, needs_checkpointing, peak_flops, train_flops
+from verl.core.model_engine.memory import (
+    holds_whole_model,
+    keep_freed_memory,
+    needs_checkpointing,
+    peak_flops,
+    train_flops,
+)
 from verl.core.model_engine.metrics import Metric, merge_into, reduce
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, move_state
 from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens, split_sharing_prompts
-from verl.core.model_engine.parallel import compile_layers, make_mesh, reshard, shard
+from verl.core.model_engine.parallel import compile_layers, make_mesh, reshard, shard, spread_weights, tensors_of
 from verl.data.batch import Ragged, SampleBatch
 
 
@@ -60,7 +67,7 @@ class FSDPEngine:
         compiled: bool = False,
         tokenizer=None,
     ):
-        """Shard `model`, which must be on the CPU or on `device`.
+        """Shard `model`, which must be on the CPU or on `device`; with several ranks the first one's weights count.
 
         Args:
             dtype: of the computation. train_limit, infer_limit: bounds of one forward with and without gradients.
@@ -88,8 +95,15 @@ class FSDPEngine:
         layer_classes = set(model.hf._no_split_modules or [])
         if compiled and device.type == "cuda":
             compile_layers(model, layer_classes)
-        self.model = shard(model.to(device), layer_classes, make_mesh(device), fsdp, dtype)
+        alone = dist.get_world_size() == 1
+        source = tensors_of(model) if not alone and dist.get_rank() == 0 else {}
+        model = model.to(device) if alone else model  # sharding moves a layer at a time
+        self.model = shard(model, layer_classes, make_mesh(device, fsdp.fsdp_size), fsdp, dtype)
+        if not alone:
+            spread_weights(self.model, source, device)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        sizes = [sum(p.numel() for p in parameters) for parameters in (self.model.parameters(), self.parameters)]
+        self.accumulates_whole = alone or holds_whole_model(*sizes, dtype, device)
         self.optimizer = make_optimizer(self.parameters, optim) if optim is not None else None
         self._offload_parameters()
 
@@ -114,7 +128,7 @@ class FSDPEngine:
         batch = SampleBatch({k: batch[k] for k in ("prompt_ids", "response_ids")})
         groups = self._micro_batches(batch, self.infer_limit)
         with self._resident():
-            parts = [forward(self._pack(batch.select(g))) for g in groups]
+            parts = [self._infer_group(batch, g, forward) for g in groups]
             reshard(self.model)
         values = torch.cat(parts).cpu()
         order = torch.cat(groups)
@@ -123,18 +137,20 @@ class FSDPEngine:
         shuffled = Ragged(values, batch["response_ids"].lengths[order])
         return shuffled.select(order.argsort()).values
 
-    def _micro_batches(self, batch: SampleBatch, limit: MicroBatching) -> list[Tensor]:
-        if limit.max_samples is not None:
-            count = self._most_over_ranks(-(-len(batch) // limit.max_samples))
-            return split_by_count(len(batch), -(-len(batch) // count))
-        groups = self._split(batch, limit.max_tokens)
-        count = self._most_over_ranks(len(groups))
-        return groups if count == len(groups) else self._split(batch, limit.max_tokens, count)
+    def _infer_group(self, batch: SampleBatch, group: Tensor, forward) -> Tensor:
+        if len(group):
+            return forward(self._pack(batch.select(group)))
+        return forward(PackedInputs.blank(self.device))[:0]
 
-    def _split(self, batch: SampleBatch, max_tokens: int, min_groups: int = 1) -> list[Tensor]:
-        if self.share_prompts:
-            return split_sharing_prompts(batch, max_tokens, min_groups)
-        return split_by_tokens(batch.token_counts, max_tokens, min_groups)
+    def _micro_batches(self, batch: SampleBatch, limit: MicroBatching) -> list[Tensor]:
+        """Index groups, as many as the rank with the most has: empty ones at the end make up for it."""
+        if limit.max_samples is not None:
+            groups = split_by_count(len(batch), limit.max_samples) if len(batch) else []
+        elif self.share_prompts:
+            groups = split_sharing_prompts(batch, limit.max_tokens)
+        else:
+            groups = split_by_tokens(batch.token_counts, limit.max_tokens)
+        return groups + [torch.empty(0, dtype=torch.int64)] * (self._most_over_ranks(len(groups)) - len(groups))
 
     def _pack(self, micro: SampleBatch) -> PackedInputs:
         return PackedInputs.make(micro, self.device, share_prompts=self.share_prompts)
@@ -165,6 +181,9 @@ class FSDPEngine:
             groups = self._micro_batches(batch, self.train_limit)
             for number, group in enumerate(groups, start=1):
                 self._accumulate(last=number == len(groups))
+                if len(group) == 0:
+                    self._backward_of_nothing(loss)
+                    continue
                 micro = batch.select(group)
                 inputs = self._pack(micro)
                 value, metrics = loss(self._outputs(inputs, loss), micro.to(self.device))
@@ -189,9 +208,19 @@ class FSDPEngine:
         return numbers | {"grad_norm": float(norm), "lr": rate, "skipped_updates": float(not finite)}
 
     def _accumulate(self, last: bool) -> None:
-        """Keep gathered parameters and unreduced float32 gradients between micro-batches; reduce with the last one."""
-        self.model.set_requires_gradient_sync(last)
-        self.model.set_reshard_after_backward(last)
+        """Keep gathered parameters and unreduced float32 gradients between micro-batches; reduce with the last one.
+
+        Where a device has no room for those of the whole model, each micro-batch is reduced.
+        """
+        if self.accumulates_whole:
+            self.model.set_requires_gradient_sync(last)
+            self.model.set_reshard_after_backward(last)
+
+    def _backward_of_nothing(self, loss: TokenLoss) -> None:
+        """Take part in the other ranks' gathers and reductions, with gradients of zero."""
+        outputs = self._outputs(PackedInputs.blank(self.device), loss)
+        parts = [t.sum() for t in (outputs.log_probs, outputs.entropy, outputs.values) if t is not None]
+        (torch.stack(parts).sum() * 0.0).backward()
 
     def _training(self) -> tuple[torch.optim.AdamW, OptimConfig]:
         if self.optimizer is None or self.optim_config is None:
@@ -234,12 +263,21 @@ class FSDPEngine:
 
     # ---- weights and checkpoints -----------------------------------------------------------------------------------
 
-    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def export_weights(
+        self, *, dtype: torch.dtype | None = None, bucket_bytes: int = 1 << 30, traffic: Traffic | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         """(name in the Hugging Face checkpoint, whole tensor) of every parameter; tied weights once.
 
-        On one rank the tensors are the parameters themselves, not copies; weights with an adapter are merged copies.
+        On one rank the tensors are the parameters themselves, not copies, whatever dtype says. On several, all ranks go
+        through this together; tensors are gathered in buckets, as `dtype` where it is given. Weights with an adapter are
+        merged copies, in the precision of the master weights.
         """
-        whole = ((name, _whole(parameter)) for name, parameter in self._named_parameters())
+        named = ((name, p.detach()) for name, p in self._named_parameters())
+        if dist.get_world_size() > 1:
+            options = {"dtype": dtype if self.adapter is None else None, "bucket_bytes": bucket_bytes}
+            whole = gather_weights(named, self.device, traffic=traffic, **options)
+        else:
+            whole = ((name, _whole(p)) for name, p in named)
         yield from whole if self.adapter is None else merged(whole, scale_of(self.adapter))
 
     def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:

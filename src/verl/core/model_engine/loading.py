@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from verl.core.model_engine import attention
@@ -165,6 +166,20 @@ def load_config(
     return config
 
 
+def _blank(make, dtype: torch.dtype) -> nn.Module:
+    """The model that `make` builds, on the CPU in `dtype`, with memory for its weights that nothing has touched yet."""
+    with torch.device("meta"):
+        model = make().to(dtype)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    return model
+
+
+def _reads_weights() -> bool:
+    """Whether this process reads checkpoints; in a group the first one does, and gives the others their shards."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
 def load_policy(
     path: str,
     config,
@@ -176,11 +191,17 @@ def load_policy(
 ) -> nn.Module:
     """A causal language model in `dtype` with packed attention, on the CPU; its config keeps the checkpoint's dtype.
 
-    override: what was put over `config`, for the message if the checkpoint does not fit it.
+    In a process group only the first rank's has the weights: `spread_weights` brings the others theirs. override: what was
+    put over `config`, for the message if the checkpoint does not fit it.
     """
     from transformers import AutoModelForCausalLM
 
     stored = config.dtype
+    if not _reads_weights():
+        options = {"attn_implementation": attention.NAME, "trust_remote_code": trust_remote_code}
+        model = _blank(lambda: AutoModelForCausalLM.from_config(config, **options), dtype)
+        model.config.dtype = stored
+        return model
     with _fits_checkpoint(override, path, key):
         model = _from_hub(
             "model",
@@ -228,6 +249,11 @@ def load_value_model(
         )
 
     stored = config.dtype
+    if not _reads_weights():
+        options = {"attn_implementation": attention.NAME, "trust_remote_code": trust_remote_code}
+        model = _blank(lambda: AutoModelForTokenClassification.from_config(config, **options), dtype)
+        model.config.dtype = stored
+        return model
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # that the head is new is what is wanted, not a warning
     with _fits_checkpoint(override, path, "critic.model.path"):

@@ -39,6 +39,11 @@ def needs_checkpointing(config, tokens: int, dtype: torch.dtype, device: torch.d
     return activation_bytes(config, tokens, dtype) > SHARE * device_bytes(device)
 
 
+def holds_whole_model(parameters: int, trained: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the whole model, gathered, and float32 gradients of what is trained take at most a quarter of the device."""
+    return parameters * dtype.itemsize + trained * 4 <= SHARE * device_bytes(device)
+
+
 def keep_freed_memory() -> None:
     """Let glibc keep what this process frees, up to 1 GiB a block, for its next allocation.
 

@@ -151,6 +151,12 @@ class PackedInputs:
         layout = PackedLayout.make(lengths, device, index, source)
         return cls(ids.to(**on), position_ids.to(**on), layout, targets.to(**on), responses.values.to(**on))
 
+    @classmethod
+    def blank(cls, device: torch.device | str) -> PackedInputs:
+        """The smallest sample, for a rank that has none left while others still have; its result counts for nothing."""
+        token = Ragged.from_rows([[0]])
+        return cls.make(SampleBatch({"prompt_ids": token, "response_ids": token}), device)
+
 
 def prompt_owners(prompts: Ragged) -> Tensor:
     """For each row the number of the first row equal to it: int64 [B].
@@ -172,20 +178,19 @@ def split_by_count(num_samples: int, size: int) -> list[Tensor]:
     return list(torch.arange(num_samples).split(size))
 
 
-def split_by_tokens(token_counts: Tensor, max_tokens: int, min_groups: int = 1) -> list[Tensor]:
+def split_by_tokens(token_counts: Tensor, max_tokens: int) -> list[Tensor]:
     """Index groups whose tokens sum to at most `max_tokens`, as few and as even as a greedy rule makes them.
 
     Longest sample first, each to the group with the fewest tokens so far. A sample longer than `max_tokens` gets a group
     of its own. Indices within a group ascend.
 
     Args:
-        token_counts: int64 [B]. max_tokens: budget. min_groups: at least this many groups (where there are that many
-            samples), so that ranks that must step together can agree on a number.
+        token_counts: int64 [B]. max_tokens: budget.
     """
     counts = token_counts.tolist()
     order = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
     fitting = sum(c for c in counts if c <= max_tokens)
-    fewest = max(min_groups, sum(c > max_tokens for c in counts) + -(-fitting // max_tokens), 1)
+    fewest = max(sum(c > max_tokens for c in counts) + -(-fitting // max_tokens), 1)
     for num_groups in range(min(fewest, len(counts)), len(counts) + 1):
         heap = [(0, g) for g in range(num_groups)]
         groups: list[list[int]] = [[] for _ in range(num_groups)]
@@ -202,7 +207,7 @@ def split_by_tokens(token_counts: Tensor, max_tokens: int, min_groups: int = 1) 
     return [torch.tensor([i]) for i in range(len(counts))]
 
 
-def split_sharing_prompts(batch: SampleBatch, max_tokens: int, min_groups: int = 1) -> list[Tensor]:
+def split_sharing_prompts(batch: SampleBatch, max_tokens: int) -> list[Tensor]:
     """As `split_by_tokens`, but with the samples of a prompt kept together and the prompt's tokens counted once.
 
     The samples of a prompt whose tokens exceed `max_tokens` are divided, and each part counts the prompt.
@@ -219,7 +224,5 @@ def split_sharing_prompts(batch: SampleBatch, max_tokens: int, min_groups: int =
             costs.append(prompts[sample])
         units[unit].append(sample)
         costs[unit] += responses[sample]
-    if len(units) < min_groups:
-        return split_by_tokens(batch.token_counts, max_tokens, min_groups)
-    groups = split_by_tokens(torch.tensor(costs), max_tokens, min_groups)
+    groups = split_by_tokens(torch.tensor(costs), max_tokens)
     return [torch.tensor(sorted(i for unit in group.tolist() for i in units[unit])) for group in groups]

@@ -65,6 +65,7 @@ class NativeEngine:
         self.stats = RolloutStats()
         self._buffers: WeightBuffers | None = None
         self._weights = None
+        self._bound: dict[str, Tensor] = {}
         self._aborted: set[int] = set()
         self._streaming = False
         self._runner = make_runner(self.spec, self.device, self.dtype, self.config)
@@ -105,13 +106,17 @@ class NativeEngine:
             if tensors:
                 if not self._can_bind(tensors.values()):
                     raise ValueError(f"in-place weights must stay {self.dtype} on {self.device}")
-                self._weights = bind_weights(self.spec, tensors)
+                self._weights, self._bound = bind_weights(self.spec, tensors), tensors
         else:
             if self._buffers is None:
                 self._buffers = WeightBuffers(self.spec, self.device, self.dtype)
             self._buffers.load(weights)
             self._weights = self._buffers.model
         self.version = version
+
+    def held_weights(self) -> dict[str, Tensor]:
+        """The weights that it generates with, by checkpoint name."""
+        return dict(self._bound) if self._buffers is None else self._buffers.named()
 
     def sleep(self) -> None:
         """Free the KV cache. Weights and captured CUDA graphs stay; the graphs find the next cache through a table."""
@@ -125,6 +130,7 @@ class NativeEngine:
     def close(self) -> None:
         self.sleep()
         self._buffers = self._weights = None
+        self._bound = {}
 
     def _can_bind(self, tensors: Iterable[Tensor]) -> bool:
         same = all(t.device == self.device and t.dtype == self.dtype for t in tensors)

@@ -45,7 +45,7 @@ def make_rollout_engine(
     model_path: str | Path,
     hf_config: PretrainedConfig,
     device: torch.device,
-    trainer_weights: Mapping[str, Tensor],
+    trainer_weights: Mapping[str, Tensor] | None,
     trainer_dtype: torch.dtype,
     max_prompt_length: int,
     max_response_length: int,
@@ -60,7 +60,7 @@ def make_rollout_engine(
         model_path: Hugging Face folder of the model (vllm reads it).
         hf_config: transformers config of the model.
         trainer_weights: the trainer's parameters by checkpoint name. On a CPU, native and hf read them in place where the
-            dtype allows.
+            dtype allows. None: `load_weights` brings them.
         trainer_dtype: of those.
         max_prompt_length, max_response_length: tokens.
     Raises:
@@ -75,6 +75,8 @@ def make_rollout_engine(
         if reason is None:
             from verl.core.rollout_engine.engine import NativeEngine
 
+            if trainer_weights is None and device.type == "cpu":
+                dtype = dtype or trainer_dtype
             engine = NativeEngine(hf_config, device=device, dtype=dtype, config=config, weights=trainer_weights)
             engine.check_length(max_model_len)
             if dtype not in (None, engine.dtype):
@@ -100,9 +102,11 @@ def make_rollout_engine(
 
 
 def model_around(
-    hf_config: PretrainedConfig, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+    hf_config: PretrainedConfig, weights: Mapping[str, Tensor] | None, device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
     """A transformers model that holds `weights` themselves where device and dtype are equal, copies elsewhere.
+
+    Without weights: random ones.
 
     Raises:
         CheckpointError: a weight of the model did not come, or one has no place in it.
@@ -111,6 +115,8 @@ def model_around(
 
     own_code = type(hf_config).__module__.startswith("transformers_modules")  # the user has allowed it already
     model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, trust_remote_code=own_code)
+    if weights is None:
+        return model.to(device)
     given = {name: tensor.detach().to(device=device, dtype=dtype) for name, tensor in weights.items()}
     missing, unexpected = model.load_state_dict(given, strict=False, assign=True)
     model.tie_weights()

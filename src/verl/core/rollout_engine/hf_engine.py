@@ -69,6 +69,10 @@ class HFEngine:
             raise CheckpointError(f"{len(missing)} weights did not come: {', '.join(missing[:5])}")
         self.version = version
 
+    def held_weights(self) -> dict[str, Tensor]:
+        """The weights that it generates with, by checkpoint name."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
     def sleep(self) -> None:
         """Nothing is kept between calls."""
 

@@ -72,6 +72,8 @@ def engine_arguments(model: str, *, dtype: torch.dtype, config: RolloutConfig, o
         skip_tokenizer_init=True,
         generation_config="vllm",
         tensor_parallel_size=config.tensor_model_parallel_size,
+        # In a worker of Ray vLLM would ask Ray for devices of its own.
+        distributed_executor_backend="mp" if config.tensor_model_parallel_size > 1 else None,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
         enable_prefix_caching=True,

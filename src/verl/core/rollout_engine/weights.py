@@ -124,6 +124,10 @@ class WeightBuffers:
                     self._views[name].copy_(tensor.detach())
         _raise_problems(self._shapes, seen, problems, repeated, self.spec)
 
+    def named(self) -> dict[str, Tensor]:
+        """The buffers by checkpoint name."""
+        return dict(self._views)
+
     @property
     def nbytes(self) -> int:
         return sum(view.nbytes for view in self._views.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl.config.derived import num_devices
+from verl.config.derived import all_devices
 from verl.data.batch import SampleBatch
 from verl.trainer import checkpoints, stages
 from verl.trainer.groups import draw_by_reward
@@ -34,7 +34,7 @@ def train(run: Run) -> str:
                 raise
             stages.warn_of_mismatch(run, log)
             log.add(batch_metrics(batch, run.config.data.max_prompt_length, run.config.data.max_response_length))
-            log.add(performance_metrics(batch, log, num_devices(trainer)))
+            log.add(performance_metrics(batch, log, all_devices(run.config)))
             run.step += 1
             log.add({"training/global_step": run.step, "training/epoch": run.sampler.epoch})
             last = run.step == run.plan.total_steps
@@ -76,6 +76,7 @@ def train_step(run: Run, log: StepLog) -> SampleBatch:
         stages.update_actor(run, trained, log)
     with log.time("update_weights"):
         run.roles.sync_weights(version=run.step + 1)
+    log.add(run.roles.sync_metrics)
     return batch
 
 

@@ -1,0 +1,197 @@
+"""A run on more than one device: pools of workers on Ray, and the way of the weights between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from verl.config.batch_plan import BatchPlan
+from verl.config.schema import PPOConfig
+from verl.core.checkpoint_engine.sync import SyncReport, check
+from verl.core.controller.cluster import Cluster, share_plugins
+from verl.core.controller.proxies import GroupModelEngine, GroupRolloutEngine
+from verl.core.controller.ray_group import RayGroup, collect
+from verl.core.controller.resources import ResourcePool, plan_pools
+from verl.core.controller.roles import Roles
+from verl.core.controller.worker import Facts, Job
+from verl.errors import ConfigError
+
+
+@dataclass
+class RayRoles(Roles):
+    """Engines whose work Ray's workers do.
+
+    generators: the workers of a pool of their own for generation; None where the trainer's workers generate.
+    """
+
+    cluster: Cluster | None = None
+    trainers: RayGroup | None = None
+    generators: RayGroup | None = None
+    rollout_dtype: torch.dtype | None = None
+    groups: list[RayGroup] = field(default_factory=list)
+
+    def sync_weights(self, version: int) -> SyncReport:
+        """Bring the actor's weights into every rollout engine; the slowest rank's figures are in `sync_metrics`."""
+        if self.generators is None:
+            self.rollout.wake()
+            reports = self.trainers.scatter("update_shared", [(version, self.rollout_dtype)] * self.trainers.size)
+        else:
+            sending = self.trainers.submit("send_weights", [(self.rollout_dtype,)] * self.trainers.size)
+            receiving = self.generators.submit("receive_weights", [(version,)] * self.generators.size)
+            reports = collect([*sending, *receiving])
+            if self.verify:
+                for rank, report in enumerate(reports[len(sending) :]):
+                    check(reports[0].sums, report.sums, f"rollout worker {rank}")
+        self.rollout.version = version
+        total = SyncReport(
+            seconds=max(r.seconds for r in reports),
+            received_bytes=max(r.received_bytes for r in reports),
+            peak_extra_bytes=max(r.peak_extra_bytes for r in reports),
+            device_bytes=(max(r.device_bytes[0] for r in reports), max(r.device_bytes[1] for r in reports)),
+        )
+        self.sync_metrics = _metrics(total)
+        return total
+
+    def close(self) -> None:
+        """End the workers and free their devices; a cluster that this run started goes too."""
+        for group in self.groups:
+            group.close()
+        if self.cluster is not None:
+            self.cluster.close()
+
+
+def _metrics(report: SyncReport) -> dict[str, float]:
+    metrics = {
+        "perf/weights_received_gb": report.received_bytes / 2**30,
+        "perf/weights_peak_extra_gb": report.peak_extra_bytes / 2**30,
+    }
+    allocated, reserved = report.device_bytes
+    if allocated:
+        metrics["perf/max_memory_allocated_gb"] = allocated / 2**30
+        metrics["perf/max_memory_reserved_gb"] = reserved / 2**30
+    return metrics
+
+
+def build_on_ray(
+    config: PPOConfig, plan: BatchPlan, model_path: str, with_critic: bool, with_reference: bool
+) -> RayRoles:
+    """Check what Ray has, start a worker on each device, and let them build their engines.
+
+    Raises:
+        ConfigError: the devices are not there; a machine lacks a path that all need; or a model cannot be loaded.
+    """
+    cluster = Cluster(config)
+    groups: list[RayGroup] = []
+    try:
+        device_type = _device_type(config, cluster)
+        pools = plan_pools(config, with_critic, with_reference, device_type)
+        span = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+        timeout = config.actor_rollout_ref.nccl_timeout
+        for pool, reserved in zip(pools, cluster.reserve(pools)):
+            groups.append(RayGroup(pool, reserved, span, timeout))
+        share_plugins()
+        _check_paths(config, model_path, groups)
+        facts = _build(config, plan, model_path, with_critic, with_reference, pools, groups)
+        return _roles(config, cluster, pools, groups, facts, with_critic, with_reference)
+    except BaseException:
+        for group in groups:
+            group.close()
+        cluster.close()
+        raise
+
+
+def _device_type(config: PPOConfig, cluster: Cluster) -> str:
+    if config.trainer.device == "cuda" and not cluster.has_gpus():
+        raise ConfigError(
+            f"trainer.device=cuda: {cluster.where} has no GPU. Leave trainer.device out to run on CPU processes."
+        )
+    return "cuda" if config.trainer.device != "cpu" and cluster.has_gpus() else "cpu"
+
+
+def _build(
+    config: PPOConfig,
+    plan: BatchPlan,
+    model_path: str,
+    with_critic: bool,
+    with_reference: bool,
+    pools: list[ResourcePool],
+    groups: list[RayGroup],
+) -> list[list[Facts]]:
+    """Let all pools build at once, and open the way of the weights where there are two."""
+    path = str(Path(model_path).absolute()) if Path(model_path).is_dir() else model_path
+    building = []
+    for pool, group in zip(pools, groups):
+        generates = any(role.generates for role in pool.roles)
+        trains = any(role.trains for role in pool.roles)
+        job = Job(config, plan, path, with_critic, with_reference, trains, generates)
+        building.append(group.submit("build", [(job,)] * group.size))
+    built = collect([call for calls in building for call in calls])
+    facts = [built[: groups[0].size], built[groups[0].size :]]
+    if len(groups) == 2:
+        trainer, generator = groups
+        meeting = (generator.size + 1, trainer.address, trainer.port, config.actor_rollout_ref.nccl_timeout)
+        calls = trainer.submit("open_channel", [(0, *meeting)], [0])
+        calls += generator.submit("open_channel", [(rank + 1, *meeting) for rank in range(generator.size)])
+        collect(calls)
+    return facts
+
+
+def _roles(
+    config: PPOConfig,
+    cluster: Cluster,
+    pools: list[ResourcePool],
+    groups: list[RayGroup],
+    facts: list[list[Facts]],
+    with_critic: bool,
+    with_reference: bool,
+) -> RayRoles:
+    trainers, generators = groups[0], groups[1] if len(groups) == 2 else None
+    of_generators = facts[1] if generators is not None else facts[0]
+    first = next(f for f in of_generators if f.generates)
+    ranks = [rank for rank, f in enumerate(of_generators) if f.generates]
+    rollout = GroupRolloutEngine(generators or trainers, ranks, first.rollout_dtype, shared=generators is None)
+    return RayRoles(
+        actor=GroupModelEngine(trainers, "actor", facts[0][0].generation_config),
+        rollout=rollout,
+        ref=GroupModelEngine(trainers, "ref") if with_reference else None,
+        critic=GroupModelEngine(trainers, "critic") if with_critic else None,
+        same_numerics=first.same_numerics,
+        notices=_notices(pools, cluster, first.notice),
+        verify=config.actor_rollout_ref.rollout.checkpoint_engine.verify,
+        cluster=cluster,
+        trainers=trainers,
+        generators=generators,
+        rollout_dtype=first.rollout_dtype,
+        groups=groups,
+    )
+
+
+def _notices(pools: list[ResourcePool], cluster: Cluster, of_rollout: str | None) -> list[str]:
+    on_gpu = "GPU" in pools[0].per_worker
+    where = "a Ray cluster started on this machine" if cluster.started else cluster.where
+    words = "; ".join(f"{pool.size} {'GPUs' if on_gpu else 'CPU processes'} for {pool.words}" for pool in pools)
+    notices = [f"{where}: {words}."]
+    if not on_gpu:
+        notices.append("no GPU is used: each device is a CPU process.")
+    return notices + ([of_rollout] if of_rollout else [])
+
+
+def _check_paths(config: PPOConfig, model_path: str, groups: list[RayGroup]) -> None:
+    """Folders that every machine has to see: checkpoints are written by all ranks, a local model is read by all."""
+    here = Path(config.trainer.default_local_dir).expanduser().absolute()
+    here.mkdir(parents=True, exist_ok=True)
+    needed = {"trainer.default_local_dir": here}
+    if Path(model_path).is_dir():
+        needed["actor_rollout_ref.model.path"] = Path(model_path).absolute()
+    for key, path in needed.items():
+        for group in groups:
+            machines = {place.node: rank for rank, place in enumerate(group.places)}
+            seen = group.scatter("sees", [(str(path),)] * len(machines), list(machines.values()))
+            for rank, sees in zip(machines.values(), seen):
+                if not sees:
+                    raise ConfigError(
+                        f"{key}={path} is not there on {group.places[rank].address}. It has to be on a file system that all "
+                        "machines share, at the same path."
+                    )

@@ -1,0 +1,194 @@
+"""Work for one rank of a gloo group, and processes that do it: what several ranks compute is held to what one computes."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tests.core.model_engine import test_fsdp_engine
+from tests.core.model_engine.conftest import make_batch, make_config, make_pair
+from tests.core.model_engine.test_fsdp_engine import actor_loss
+from transformers import AutoModelForTokenClassification
+
+from verl.config.schema import FSDPConfig, ModelConfig
+from verl.core.checkpoint_engine.broadcast import WeightChannel
+from verl.core.checkpoint_engine.gather import Traffic
+from verl.core.controller.dispatch import balanced
+from verl.core.model_engine import attention
+from verl.core.model_engine.api import MicroBatching
+from verl.core.model_engine.lora import BaseReference, add_adapters
+from verl.core.model_engine.parallel import join_process_group
+from verl.trainer.losses import CriticLoss, with_loss_weights
+
+CPU = torch.device("cpu")
+# Small enough that ranks come to unlike numbers of micro-batches.
+LIMITS = {"tokens": MicroBatching(9), "samples": MicroBatching(0, max_samples=1), "whole": MicroBatching(10_000)}
+
+
+def on_ranks(world: int, folder: Path) -> list[dict]:
+    """What `work` gives on each rank of a group of `world` processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    context = mp.spawn(_rank, (world, str(folder)), nprocs=world, join=False)
+    while not context.join(timeout=180):
+        pass
+    results = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    for rank, result in enumerate(results):
+        if isinstance(result, str):
+            raise AssertionError(f"rank {rank} of {world}:\n{result}")
+    return results
+
+
+def _rank(rank: int, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", world)
+    join_process_group(CPU, store, rank, world, 60, "127.0.0.1")
+    try:
+        result = work(Path(folder))
+    except BaseException:
+        result = traceback.format_exc()
+    torch.save(result, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def whole_batch(samples: int = 7):
+    """Samples of unlike length, with everything that the losses read."""
+    prompts, responses = (3, 5, 1, 4, 2, 2, 6)[:samples], (2, 6, 3, 1, 4, 5, 7)[:samples]
+    batch = make_batch(prompts, responses)
+    response = batch["response_ids"]
+    generator = torch.Generator().manual_seed(3)
+    column = lambda: response.with_values(torch.randn(response.values.shape, generator=generator))  # noqa: E731
+    mask = torch.rand(response.values.shape, generator=generator) > 0.2
+    batch = batch.with_columns(
+        response_mask=response.with_values(mask),
+        old_log_probs=response.with_values(column().values * 0.1 - 3.6),
+        advantages=column(),
+        ref_log_probs=column(),
+        values=column(),
+        returns=column(),
+        rollout_log_probs=response.with_values(torch.full(response.values.shape, -3.0)),
+    )
+    return with_loss_weights(batch, "token-mean", 16.0)
+
+
+def make_engine(limit=LIMITS["whole"], **options):
+    """An engine around random weights of the rank's own, in place of which the first rank's have to come."""
+    return test_fsdp_engine.make_engine(limit, make_pair(seed=dist.get_rank())[0], **options)
+
+
+def share(batch):
+    """This rank's samples."""
+    group = balanced(batch.token_counts, dist.get_world_size())[dist.get_rank()]
+    return batch.select(group), group
+
+
+def work(folder: Path) -> dict:
+    """Everything that is compared, on this rank."""
+    out: dict = {"log_probs": log_probs(), "updates": {}}
+    for name, limit in LIMITS.items():
+        out["updates"][name] = two_updates(limit)
+    out["updates"]["reduced each time"] = two_updates(LIMITS["tokens"], accumulates_whole=False)
+    if dist.get_world_size() == 4:
+        out["updates"]["hybrid"] = two_updates(LIMITS["tokens"], fsdp=FSDPConfig(fsdp_size=2))
+        out["updates"]["copies"] = two_updates(LIMITS["tokens"], fsdp=FSDPConfig(fsdp_size=1))
+    out["few samples"] = two_updates(LIMITS["tokens"], samples=dist.get_world_size())
+    out["critic"] = critic_update()
+    out["adapters"] = adapters()
+    out["exported"] = exported()
+    if dist.get_world_size() > 1:
+        out["sent"] = sent(folder)
+    out["resumed"] = save_and_resume(folder)
+    return out
+
+
+def log_probs():
+    batch, group = share(whole_batch())
+    values, entropy = make_engine(LIMITS["tokens"]).log_probs(batch, 0.7, with_entropy=True)
+    return group, values, entropy
+
+
+def two_updates(limit, *, accumulates_whole=None, samples=7, **options):
+    engine = make_engine(limit, **options)
+    if accumulates_whole is not None:
+        engine.accumulates_whole = accumulates_whole
+    batch, _ = share(whole_batch(samples))
+    metrics = [engine.train_batch(batch, actor_loss()) for _ in range(2)]
+    return metrics, weights_of(engine)
+
+
+def critic_update():
+    torch.manual_seed(5 + dist.get_rank())
+    config = make_config()
+    config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
+    model = AutoModelForTokenClassification.from_config(config, attn_implementation=attention.NAME)
+    engine = test_fsdp_engine.make_engine(LIMITS["tokens"], model)
+    batch, _ = share(whole_batch())
+    metrics = engine.train_batch(batch, CriticLoss(0.5))
+    return metrics, weights_of(engine), engine.values(batch)
+
+
+def adapters():
+    """Two updates of LoRA adapters, the merged weights, and the log-probs without adapters."""
+    model = make_pair(seed=dist.get_rank())[0]
+    add_adapters(model, ModelConfig(lora_rank=2, lora_alpha=4, target_modules="all-linear"), "base")
+    engine = test_fsdp_engine.make_engine(LIMITS["tokens"], model)
+    batch, group = share(whole_batch())
+    metrics = [engine.train_batch(batch, actor_loss()) for _ in range(2)]
+    return metrics, weights_of(engine), group, BaseReference(engine).log_probs(batch, 1.0)[0]
+
+
+def weights_of(engine):
+    return {name: tensor.clone() for name, tensor in engine.export_weights()}
+
+
+def exported():
+    """Weights through buckets of a few tensors, and in bfloat16; and what the former cost."""
+    engine = make_engine()
+    traffic = Traffic()
+    plain = {n: t.clone() for n, t in engine.export_weights(bucket_bytes=8192, traffic=traffic)}
+    half = {n: t.clone() for n, t in engine.export_weights(dtype=torch.bfloat16, bucket_bytes=8192)}
+    whole = {n: p.full_tensor() for n, p in engine._named_parameters()}
+    return plain, half, whole, traffic
+
+
+def sent(folder: Path):
+    """The first rank's weights at every rank, twice, in buckets smaller than some tensors."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    channel = WeightChannel(dist.FileStore(str(folder / "channel"), world), rank, world, CPU, 4096, 60)
+    received = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        tensors = {
+            "a": torch.randn(7, 3),
+            "b": torch.randn(50, 40),
+            "c": torch.randn(5).bfloat16(),
+            "d": torch.randn(2),
+        }
+        if rank == 0:
+            traffic = Traffic()
+            total = channel.send(tensors.items(), torch.bfloat16, traffic)
+            received.append(({n: t.bfloat16() for n, t in tensors.items()}, total, traffic))
+        else:
+            received.append(({n: t.clone() for n, t in channel.receive()}, None, None))
+    if rank == 0:
+        try:
+            channel.send([("a", torch.zeros(7, 4))])
+        except RuntimeError as error:
+            received.append(str(error))
+    return received
+
+
+def save_and_resume(folder: Path):
+    """Save after one update; the update after that, here and in every group that saved before."""
+    batch, _ = share(whole_batch())
+    engine = make_engine(LIMITS["tokens"])
+    engine.train_batch(batch, actor_loss())
+    engine.save(folder / "checkpoint")
+    after = {"unbroken": (engine.train_batch(batch, actor_loss()), weights_of(engine))}
+    for saved in sorted(folder.parent.glob("*/checkpoint")):
+        resumed = make_engine(LIMITS["tokens"])
+        resumed.load(saved)
+        after[saved.parent.name] = resumed.train_batch(batch, actor_loss()), weights_of(resumed)
+    return after

@@ -1,0 +1,128 @@
+"""Several gloo ranks against one: the same log-probs, losses, gradients, weights and checkpoints."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.core.controller import ranks
+
+from verl.core.controller.dispatch import in_order
+from verl.core.model_engine.parallel import ensure_process_group
+from verl.data.batch import SampleBatch
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """{number of ranks: what each rank computed}; groups run in this order, each resuming from those before."""
+    folder = tmp_path_factory.mktemp("ranks")
+    ensure_process_group(torch.device("cpu"), 60)
+    assert dist.get_world_size() == 1
+    (folder / "1").mkdir()
+    return {2: ranks.on_ranks(2, folder / "2"), 1: [ranks.work(folder / "1")], 4: ranks.on_ranks(4, folder / "4")}
+
+
+def same_weights(
+    one, other, atol=3e-5
+):  # a third of a percent of the learning rate: Adam divides small gradients by small ones
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, atol=atol, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def same_update(one, other):
+    metrics, weights = one
+    other_metrics, other_weights = other
+    for first, second in zip(metrics, other_metrics, strict=True):
+        assert first.keys() == second.keys()
+        for name, value in first.items():
+            assert second[name] == pytest.approx(value, rel=2e-5, abs=1e-7), name
+    same_weights(weights, other_weights)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_log_probs(results, world):
+    _, want, want_entropy = results[1][0]["log_probs"]
+    groups, values, entropies = zip(*(r["log_probs"] for r in results[world]))
+    parts = [SampleBatch({"p": p, "e": e}) for p, e in zip(values, entropies)]
+    whole = in_order(parts, groups)
+    torch.testing.assert_close(whole["p"].values, want.values, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(whole["e"].values, want_entropy.values, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("limit", ["tokens", "samples", "whole", "reduced each time"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_updates(results, world, limit):
+    for rank in results[world]:
+        same_update(results[1][0]["updates"]["whole"], rank["updates"][limit])
+    assert results[1][0]["updates"]["whole"][0][0]["grad_norm"] > 0.1  # or equal numbers would say little
+
+
+@pytest.mark.parametrize("limit", ["hybrid", "copies"])
+def test_hybrid_sharding(results, limit):
+    for rank in results[4]:
+        same_update(results[1][0]["updates"]["whole"], rank["updates"][limit])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_value_model(results, world):
+    metrics, weights, want = results[1][0]["critic"]
+    for rank in results[world]:
+        same_update(([metrics], weights), ([rank["critic"][0]], rank["critic"][1]))
+    got = sorted(v for rank in results[world] for v in rank["critic"][2].values.tolist())
+    assert got == pytest.approx(sorted(want.values.tolist()), abs=1e-5)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_adapters(results, world):
+    metrics, weights, _, want = results[1][0]["adapters"]
+    base = results[1][0]["exported"][2]
+    assert any(not torch.equal(weights[name], base[name]) for name in base)
+    for rank in results[world]:
+        same_update((metrics, weights), rank["adapters"][:2])
+    groups, values = zip(*(rank["adapters"][2:] for rank in results[world]))
+    whole = in_order([SampleBatch({"p": p}) for p in values], groups)
+    torch.testing.assert_close(whole["p"].values, want.values, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_one_sample_a_rank_is_an_update_on_all(results, world):
+    norms = {rank["few samples"][0][0]["grad_norm"] for rank in results[world]}
+    assert len(norms) == 1
+    assert norms.pop() > 0
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_gathered_weights(results, world):
+    for rank in results[world]:
+        plain, half, whole, traffic = rank["exported"]
+        assert plain.keys() == half.keys() == results[1][0]["exported"][0].keys()
+        for name, tensor in plain.items():
+            assert torch.equal(tensor, whole[name]), name
+            assert torch.equal(half[name], whole[name].bfloat16()), name
+        received = sum(t.nbytes for t in whole.values()) * (world - 1) / world
+        assert received <= traffic.received < 1.1 * received  # what rows that cannot be shared evenly add
+        # Two buckets with what was sent for each, and the tensor at hand.
+        assert 0 < traffic.peak_extra <= 3 * 8192 * (1 + 1 / world) + max(t.nbytes for t in whole.values())
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_broadcast_weights(results, world):
+    sender, *receivers = [rank["sent"] for rank in results[world]]
+    for receiver in receivers:
+        for (want, total, traffic), (got, _, _) in zip(sender[:2], receiver[:2], strict=True):
+            assert list(got) == ["a", "b", "c", "d"]
+            assert all(torch.equal(got[n], want[n]) and got[n].dtype == torch.bfloat16 for n in want)
+            assert total == sum(t.nbytes for t in want.values()) == 2 * (21 + 2000 + 5 + 2)
+            assert traffic.peak_extra <= 2 * 4096
+    assert "differ in name, shape or dtype" in sender[2]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_checkpoints_load_on_any_number_of_ranks(results, world):
+    for rank in results[world]:
+        after = rank["resumed"]
+        assert set(after) == {"unbroken"} | {str(n) for n in {2: [2], 1: [2, 1], 4: [2, 1, 4]}[world]}
+        metrics, weights = results[1][0]["resumed"]["unbroken"]
+        for metrics_after, weights_after in after.values():
+            same_update(([metrics], weights), ([metrics_after], weights_after))

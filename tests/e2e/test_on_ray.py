@@ -1,0 +1,150 @@
+"""Runs on several CPU workers of Ray, held to the same run in one process."""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import ray
+from tests.e2e.runs import curve, metrics, overrides, sevens_reward, train
+
+from verl.config.compose import compose
+from verl.core.checkpoint_engine.disk import read_full
+from verl.core.controller.cluster import Cluster
+from verl.errors import ConfigError
+
+pytestmark = pytest.mark.e2e
+
+ROLLOUT = "actor_rollout_ref__rollout"
+SEPARATE = {f"{ROLLOUT}__nnodes": 1, f"{ROLLOUT}__n_gpus_per_node": 1}
+SHARED = {"trainer__n_gpus_per_node": 2}
+COMPARED = ("critic/score/mean", "actor/pg_loss", "actor/grad_norm", "actor/entropy", "response_length/mean")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """One cluster for all runs of this file: a run that finds Ray connected neither starts nor stops it."""
+    started = Cluster(compose(["data.train_files=t", "ray_kwargs.ray_init.num_cpus=2"]))
+    yield
+    started.close()
+
+
+@pytest.fixture
+def words(tiny_model, tiny_data, tmp_path):
+    """Command lines of runs in folders of their own: words("two", **changes)."""
+
+    def make(name, **changes):
+        settings = {
+            "data__val_files": "null",
+            "actor_rollout_ref__actor__optim__lr": 1e-2,
+            "trainer__total_training_steps": 3,
+            "trainer__save_freq": 1,
+            **sevens_reward(tmp_path),
+            **changes,
+        }
+        return overrides(tiny_model, tiny_data, tmp_path / name, **settings)
+
+    return make
+
+
+def assert_alike(one, other, steps=3):
+    for name in COMPARED:
+        first, second = curve(one, name), curve(other, name)
+        assert len(first) == len(second) == steps, name
+        assert second == pytest.approx(first, rel=2e-3, abs=1e-5), name
+    assert max(curve(one, "actor/grad_norm")) > 0.01  # or nothing was learned, and equal numbers say little
+
+
+def test_shared_and_separate_devices_train_as_one_process_does(words, tmp_path):
+    extras = {
+        "algorithm__adv_estimator": "gae",
+        "critic__optim__lr": 1e-2,
+        "actor_rollout_ref__actor__use_kl_loss": True,
+    }
+    verify = {f"{ROLLOUT}__checkpoint_engine__verify": True}
+    assert train(words("one", **extras)) == 0
+    assert train(words("shared", **extras, **SHARED, **verify)) == 0
+    assert train(words("separate", **extras, **SEPARATE, **verify)) == 0
+    for other in ("shared", "separate"):
+        assert_alike(tmp_path / "one", tmp_path / other)
+        assert curve(tmp_path / other, "critic/vf_loss") == pytest.approx(
+            curve(tmp_path / "one", "critic/vf_loss"), rel=2e-3
+        )
+    received = metrics(tmp_path / "shared")[-1]["perf/weights_received_gb"]
+    whole = sum(t.nbytes for t in read_full(tmp_path / "shared/global_step_3/actor/model").values()) / 2**30
+    assert received == pytest.approx(whole / 2, rel=0.05)
+
+
+def test_a_checkpoint_of_two_workers_goes_on_in_one_process(words, tmp_path):
+    assert train(words("one")) == 0
+    assert train(words("mixed", **SHARED, trainer__total_training_steps=2)) == 0
+    assert train(words("mixed")) == 0
+    assert_alike(tmp_path / "one", tmp_path / "mixed")
+    assert metrics(tmp_path / "mixed")[-1]["training/global_step"] == 3
+
+
+def kill_a_worker_after(folder, *steps):
+    """In a thread: SIGKILL to one worker each time the run has logged one of these steps."""
+
+    def watch():
+        for step in steps:
+            while not (curve(folder, "training/global_step") or [0])[-1] >= step:
+                time.sleep(0.05)
+            commands = [(p, " ".join(p.info["cmdline"] or [])) for p in psutil.process_iter(["cmdline"])]
+            os.kill([p.pid for p, command in commands if "ray::Worker" in command][-1], signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def test_a_killed_worker_is_one_restart_and_another_the_end_with_the_last_checkpoint_named(words, tmp_path, capsys):
+    run = tmp_path / "killed"
+    kill_a_worker_after(run, 1, 4)
+    changes = {"trainer__total_training_steps": 500, "trainer__max_restarts": 1}
+    status = train(words("killed", **SHARED, **changes))
+    error = capsys.readouterr().err
+    assert status == 1, error
+    assert "restart 1 of trainer.max_restarts=1" in error
+    last = error.splitlines()[-1]
+    assert last.startswith("error: worker ")
+    assert "(actor, rollout), process" in last
+    assert "ended by itself" in last
+    saved = sorted(run.glob("global_step_*"), key=lambda p: int(p.name.rpartition("_")[2]))
+    assert f"The last checkpoint is {saved[-1]}" in last
+    assert "Traceback" not in error
+    assert train(words("unbroken", trainer__total_training_steps=4)) == 0
+    for name in COMPARED:  # nothing that was saved is lost or done twice
+        assert curve(run, name)[:4] == pytest.approx(curve(tmp_path / "unbroken", name), rel=2e-3, abs=1e-5)
+
+
+def test_what_a_worker_finds_wrong_is_the_users_message(words, capsys):
+    too_long = {"data__max_prompt_length": 100_000, "actor_rollout_ref__actor__ppo_max_token_len_per_gpu": 200_000}
+    assert train(words("long", **SHARED, **too_long)) == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("error: ")
+    assert "max_position_embeddings" in error
+
+
+def test_devices_that_another_run_holds_are_said_to_be_missing(words, capsys):
+    @ray.remote(num_cpus=1.5)
+    class Other:
+        def here(self):
+            return True
+
+    other = Other.remote()
+    assert ray.get(other.here.remote())
+    started = time.monotonic()
+    assert train(words("late", **SHARED)) == 2
+    error = capsys.readouterr().err
+    assert "less than this run asks for" in error
+    assert "asked: trainer (actor, rollout)" in error
+    assert time.monotonic() - started < 30
+    ray.kill(other)
+
+
+def test_an_address_without_a_cluster(monkeypatch):
+    ray.shutdown()
+    config = compose(["data.train_files=t", "ray_kwargs.ray_init.address=127.0.0.1:1"], notify=lambda text: None)
+    with pytest.raises(ConfigError, match=r"no Ray cluster at 127\.0\.0\.1:1.*ray start --head"):
+        Cluster(config)
