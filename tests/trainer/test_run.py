@@ -69,12 +69,14 @@ def test_mistakes_are_found_before_a_model_is_loaded(tiny_model, tiny_data, tmp_
 
 
 def test_a_folder_in_use_is_found_before_a_model_is_loaded_and_free_after_a_failure(tiny_model, tiny_data, tmp_path):
-    words = overrides(tiny_model, tiny_data, tmp_path, "actor_rollout_ref.model.path=/nowhere/model")
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    words = overrides(tiny_model, tiny_data, tmp_path, f"data.train_files={empty}")
     lock = FolderLock(tmp_path)
     with pytest.raises(UserError, match="another run is writing"):
         prepare(config(*words), [])
     lock.release()
-    with pytest.raises(ConfigError, match="/nowhere/model"):
+    with pytest.raises(DataError, match=r"empty\.jsonl"):
         prepare(config(*words), [])
     FolderLock(tmp_path).release()
 
