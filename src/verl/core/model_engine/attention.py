@@ -47,17 +47,18 @@ def packed_attention(
 def _flash(q: Tensor, k: Tensor, v: Tensor, packing: PackedLayout, scale: float | None, window: int | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    cu = (packing.cu_seqlens, packing.cu_seqlens)
+    longest = (packing.max_length, packing.max_length)
+    if (shared := packing.shared) is not None:
+        k, v = shared.keys_of(k), shared.keys_of(v)
+        cu, longest = (shared.cu_queries, shared.cu_keys), (shared.max_queries, shared.max_keys)
     options: dict = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
     if q.shape[1] != k.shape[1]:
         if "enable_gqa" in inspect.signature(varlen_attn).parameters:
             options["enable_gqa"] = True
         else:
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    if packing.index is not None:
-        q, k, v = (x.index_select(0, packing.index) for x in (q, k, v))
-    cu, longest = packing.cu_seqlens, packing.max_length
-    out = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), cu, cu, longest, longest, **options)
-    return out if packing.source is None else out.index_select(0, packing.source)
+    return varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *cu, *longest, **options)
 
 
 def _by_length_groups(

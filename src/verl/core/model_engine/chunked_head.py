@@ -44,7 +44,11 @@ def _backward_chunk(
     grad = -p * grad_log_probs[:, None]
     if with_entropy:
         grad = grad - p * (log_p + entropy[:, None]) * grad_entropy[:, None]
-    grad = grad.scatter_add(1, labels[:, None], grad_log_probs[:, None])
+    if logits.is_cuda:  # a comparison fuses with the rest; a scatter would be a pass of its own over the logits
+        is_label = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+        grad = grad + torch.where(is_label, grad_log_probs[:, None], 0.0)
+    else:
+        grad = grad.scatter_add(1, labels[:, None], grad_log_probs[:, None])
     return (grad * inverse_temperature).to(logits.dtype)
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from verl.core.model_engine.prompt_sharing import SharedPrompts
 from verl.data.batch import Ragged, SampleBatch, ranges
 
 
@@ -22,6 +23,7 @@ class PackedLayout:
     Sequences that begin with the same prompt may share its tokens. Then, both int64 on the device, `index` [lengths.sum()]
     says which packed token each token of the sequences is, and `source` [T] says from which token of the sequences each
     packed token takes its attention output. None: nothing is shared, and the packed tokens are the sequences' own.
+    shared: how a variable-length kernel reads the shared tokens; None where there is no such kernel, or nothing shared.
     """
 
     lengths: Tensor
@@ -29,16 +31,22 @@ class PackedLayout:
     max_length: int
     index: Tensor | None = None
     source: Tensor | None = None
+    shared: SharedPrompts | None = None
 
     @classmethod
     def make(
-        cls, lengths: Tensor, device: torch.device | str, index: Tensor | None = None, source: Tensor | None = None
+        cls,
+        lengths: Tensor,
+        device: torch.device | str,
+        index: Tensor | None = None,
+        source: Tensor | None = None,
+        shared: SharedPrompts | None = None,
     ) -> PackedLayout:
         cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int32)
         cu_seqlens[1:] = lengths.cumsum(0)
         on_device = (None if x is None else x.to(device, non_blocking=True) for x in (cu_seqlens, index, source))
         cu_seqlens, index, source = on_device
-        return cls(lengths, cu_seqlens, int(lengths.max()), index, source)
+        return cls(lengths, cu_seqlens, int(lengths.max()), index, source, shared)
 
     @cached_property
     def padding(self) -> PaddingPlan:
@@ -148,7 +156,9 @@ class PackedInputs:
             source = owned.repeat_interleave(parts).nonzero().squeeze(1)
             ids, position_ids, targets = ids[source], position_ids[source], index[targets]
         on = {"device": device, "non_blocking": True}
-        layout = PackedLayout.make(lengths, device, index, source)
+        kernel = index is not None and torch.device(device).type == "cuda"
+        shared = SharedPrompts.make(own + fed, lengths, index, device) if kernel else None
+        layout = PackedLayout.make(lengths, device, index, source, shared)
         return cls(ids.to(**on), position_ids.to(**on), layout, targets.to(**on), responses.values.to(**on))
 
     @classmethod
