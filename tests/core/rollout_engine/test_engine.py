@@ -5,7 +5,7 @@ import torch
 
 from verl.config.schema import RolloutConfig
 from verl.core.rollout_engine import engine as engine_module
-from verl.core.rollout_engine.api import Request, SamplingParams
+from verl.core.rollout_engine.api import Feed, Request, SamplingParams
 from verl.core.rollout_engine.engine import NativeEngine, compute_dtype
 from verl.errors import CheckpointError, ConfigError, UserError
 
@@ -208,6 +208,45 @@ def test_an_aborted_request_hands_back_its_tokens_and_can_go_on():
     rest = SamplingParams(max_tokens=30 - len(partial.token_ids))
     (continued,) = engine.generate([Request(asked[1].prompt_ids + partial.token_ids, rest, 1)])
     assert partial.token_ids + continued[0].token_ids == whole[1][0].token_ids
+
+
+def test_a_sample_goes_on_under_its_own_number():
+    engine = in_place_engine(shared_model("llama"))
+    (ids,) = prompts(5)
+    whole = engine.generate([Request(ids, SamplingParams(max_tokens=12, n=3), 7)])[0]
+    begun = whole[2].token_ids[:5]
+    ((rest,),) = engine.generate([Request(ids + begun, SamplingParams(max_tokens=7), 7, first=2)])
+    assert begun + rest.token_ids == whole[2].token_ids
+    assert len({tuple(c.token_ids) for c in whole}) == 3
+
+
+def test_requests_fed_to_a_running_stream_give_what_they_give_by_themselves():
+    engine = in_place_engine(shared_model("qwen2"), max_num_seqs=3)
+    sampling = SamplingParams(max_tokens=9, n=2)
+    asked = [Request(ids, sampling, stream) for stream, ids in enumerate(prompts(5, 3, 8, 2))]
+    alone = engine.generate(asked)
+    later = [[], [asked[1]], [], [asked[2], asked[3]], None]
+    feed = Feed(lambda idle: later.pop(0), sampling, longest=17, samples=8)
+    got = {(request, i): completion.token_ids for request, i, completion in engine.stream(asked[:1], feed)}
+    assert got == {(r, i): ids for r, group in enumerate(tokens(alone)) for i, ids in enumerate(group)}
+
+
+def test_a_copy_of_the_weights_changes_when_it_is_told_and_gives_the_same_bits():
+    model = tiny_model("llama")
+    weights = dict(model.named_parameters())
+    reading, copy = in_place_engine(model), NativeEngine(model.config, weights=weights, own_copy=True)
+    assert (reading.in_place, copy.in_place) == (True, False)
+    asked = [Request(ids, SamplingParams(max_tokens=9, n=2), 3) for ids in prompts(5, 3)]
+    before = reading.generate(asked)
+    assert copy.generate(asked) == before
+    with torch.no_grad():
+        for parameter in weights.values():
+            parameter.mul_(1.3)
+    assert copy.generate(asked) == before
+    after = reading.generate(asked)
+    assert after != before
+    copy.load_weights(weights.items(), version=0)
+    assert copy.generate(asked) == after
 
 
 def test_a_stream_left_early_leaves_nothing_behind():

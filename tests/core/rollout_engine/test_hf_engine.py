@@ -3,7 +3,7 @@ import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from verl.config.schema import RolloutConfig
-from verl.core.rollout_engine.api import Request, SamplingParams
+from verl.core.rollout_engine.api import Feed, Request, SamplingParams
 from verl.core.rollout_engine.hf_engine import HFEngine
 from verl.errors import CheckpointError, UserError
 
@@ -77,14 +77,32 @@ def test_the_model_s_own_generation_config_and_mode_do_not_matter_and_stay(gpt2)
 
 
 def test_abort_hands_back_what_there_is(gpt2):
-    engine = HFEngine(gpt2, config=RolloutConfig(max_num_seqs=1))
-    results = {}
-    for request, sample, completion in engine.stream(requests(4, 5, 6, max_tokens=9)):
-        results[request, sample] = completion
-        engine.abort([2])
-    assert results[0, 0].finish_reason == results[1, 0].finish_reason == "length"
-    assert results[2, 0].finish_reason == "abort"
-    assert len(results[2, 0].token_ids) == 1
+    engine = HFEngine(gpt2, config=RolloutConfig(max_num_seqs=2))
+    forwards = []
+
+    def after_four_tokens(*_):
+        forwards.append(None)
+        if len(forwards) == 4:
+            engine.abort([1, 2])
+
+    hook = gpt2.register_forward_hook(after_four_tokens)
+    try:
+        results = {request: completion for request, _, completion in engine.stream(requests(4, 5, 6, max_tokens=9))}
+    finally:
+        hook.remove()
+    assert (results[0].finish_reason, len(results[0].token_ids)) == ("length", 9)
+    assert (results[1].finish_reason, len(results[1].token_ids)) == ("abort", 4)
+    assert (results[2].finish_reason, len(results[2].token_ids)) == ("abort", 0)  # had not begun
+
+
+def test_requests_that_come_while_a_stream_runs(gpt2):
+    engine = HFEngine(gpt2, config=RolloutConfig(max_num_seqs=4))
+    asked = requests(4, 5, 6, n=2)
+    later = [[asked[1]], [], [asked[2]], None]
+    feed = Feed(lambda idle: later.pop(0), asked[0].sampling, longest=64, samples=4)
+    got = {(request, i): completion.token_ids for request, i, completion in engine.stream(asked[:1], feed)}
+    assert got == {(r, i): ids for r, group in enumerate(tokens(engine.generate(asked))) for i, ids in enumerate(group)}
+    assert later == []
 
 
 def test_weights_are_copied_checked_or_already_there():

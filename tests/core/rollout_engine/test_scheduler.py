@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl.core.rollout_engine.api import Request, RolloutStats, SamplingParams
+from verl.core.rollout_engine.api import Feed, Request, RolloutStats, SamplingParams
 from verl.core.rollout_engine.sampling import SamplingRule
 from verl.core.rollout_engine.scheduler import Schedule
 
@@ -50,16 +50,18 @@ class CountingRunner:
             self.rows[target] = self.rows[source]
 
 
-def schedule(ends, *, n=1, slots=4, check_every=1, budget=100, max_tokens=50, aborted=None, prompt_tokens=3):
+def schedule(ends, *, n=1, slots=4, check_every=1, budget=100, max_tokens=50, aborted=None, prompt_tokens=3, take=None):
     runner = CountingRunner(slots)
     asked = {
         i: Request([end] * prompt_tokens, SamplingParams(max_tokens, n=n, stop_token_ids=(3,)), i)
         for i, end in enumerate(ends)
     }
-    rule = SamplingRule.of(asked[0].sampling)
+    sampling = SamplingParams(max_tokens, n=n, stop_token_ids=(3,))
+    rule = SamplingRule.of(sampling)
+    feed = Feed(take, sampling, longest=prompt_tokens + max_tokens, samples=slots) if take else None
     return runner, Schedule(
         runner, asked, rule, slots=slots, check_every=check_every, token_budget=budget, version=5,
-        stats=RolloutStats(), aborted=set() if aborted is None else aborted,
+        stats=RolloutStats(), aborted=set() if aborted is None else aborted, feed=feed,
     )  # fmt: skip
 
 
@@ -128,3 +130,58 @@ def test_abort_drops_what_waits_and_cuts_what_runs():
     assert 2 <= got[1][1] < 9
     assert got[3] == ("abort", 0)
     assert got[2][1] == 9
+
+
+class Script:
+    """A feed's `take`: the k-th call gives the k-th entry, a list of the tokens that new samples draw, or None."""
+
+    def __init__(self, *entries):
+        self.entries, self.idle = list(entries), []
+
+    def __call__(self, idle):
+        self.idle.append(idle)
+        entry = self.entries.pop(0)
+        return entry and [Request([end] * 3, SamplingParams(50, stop_token_ids=(3,)), end) for end in entry]
+
+
+def test_requests_that_come_later_join_the_running_batch():
+    take = Script([], [2, 6], [], [], [], [], [], [], [], None)
+    runner, run = schedule([9], slots=4, take=take)
+    got = [(request, len(completion.token_ids)) for request, _, completion in run.run()]
+    assert got == [(1, 2), (2, 6), (0, 9)]  # numbered on from the first
+    assert runner.decoded == [1, 3, 3, 2, 2, 2, 2, 1, 1]
+    assert take.idle == [False] * 10
+
+
+def test_a_stream_with_nothing_to_do_asks_and_ends_when_told_that_no_more_comes():
+    take = Script([1], [], [2], [], [], None)
+    _, run = schedule([], slots=4, take=take)
+    assert [(request, len(completion.token_ids)) for request, _, completion in run.run()] == [(0, 1), (1, 2)]
+    # Idle at first, and again once each sample has been handed over.
+    assert take.idle == [True, False, True, False, False, True]
+
+
+def test_what_runs_is_finished_after_the_last_request_has_come():
+    take = Script([4], None)
+    _, run = schedule([], slots=4, take=take)
+    assert [len(completion.token_ids) for _, _, completion in run.run()] == [4]
+    assert take.entries == []
+
+
+def test_a_stream_keeps_nothing_of_requests_that_are_done():
+    aborted = set()
+    take = Script([1] * 30, *([[]] * 20), None)
+    _, run = schedule([], slots=4, take=take, aborted=aborted)
+    for _ in run.run():
+        aborted.add(29)
+    assert (run._requests, run._left) == ({}, {})
+
+
+def test_a_request_that_does_not_fit_its_feed_is_refused():
+    def too_long(idle):
+        return [Request([1] * 4, SamplingParams(50, stop_token_ids=(3,)))]
+
+    with pytest.raises(ValueError, match="may reach 54 tokens, 50 of them new; its feed says at most 53"):
+        list(schedule([], take=too_long)[1].run())
+    with pytest.raises(ValueError, match="sampled in another way"):
+        list(schedule([], take=lambda idle: [Request([1], SamplingParams(50, temperature=0.5))])[1].run())

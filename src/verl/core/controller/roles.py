@@ -150,6 +150,7 @@ def build_rollout(
         max_prompt_length=config.data.max_prompt_length,
         max_response_length=config.data.max_response_length,
         pad_token_id=tokenizer.pad_token_id,
+        own_copy=config.trainer.pipeline != "sync",
     )
 
 

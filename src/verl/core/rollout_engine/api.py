@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,11 +30,33 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt. stream: number that, with the sampling seed, selects the random streams of its samples."""
+    """One prompt.
+
+    stream: number that, with the sampling seed, selects the random streams of its samples. first: number of the first
+    sample; one that goes on after an abort keeps its number, and with it its random stream.
+    """
 
     prompt_ids: list[int]
     sampling: SamplingParams
     stream: int = 0
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Requests that join a stream while it runs.
+
+    take: the stream calls it between decode steps, in the thread that iterates, with True when there is nothing left to
+    generate. It returns the requests that join, which are numbered on from those before them; [] for none as yet (it may
+    block where there is nothing to generate); or None: no more will come, and the stream ends with what it has.
+    sampling: temperature, top_k, top_p and stop tokens are those of every request, max_tokens is no less than any's.
+    longest: bound of prompt plus response, in tokens. samples: of how many to make room for at once; more wait.
+    """
+
+    take: Callable[[bool], list[Request] | None]
+    sampling: SamplingParams
+    longest: int
+    samples: int
 
 
 @dataclass
@@ -76,8 +98,11 @@ class RolloutEngine(Protocol):
     def generate(self, requests: list[Request]) -> list[list[Completion]]:
         """`sampling.n` completions for each request, in order."""
 
-    def stream(self, requests: list[Request]) -> Iterator[tuple[int, int, Completion]]:
-        """(request index, sample index, completion) as samples finish, in any order."""
+    def stream(self, requests: list[Request], feed: Feed | None = None) -> Iterator[tuple[int, int, Completion]]:
+        """(request index, sample index, completion) as samples finish, in any order. feed: requests that come later."""
+
+    def abort(self, requests: Iterable[int]) -> None:
+        """Stop these requests (by index) of the stream in progress, which yields what their samples have so far."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take over the weights, named as in the Hugging Face checkpoint, and clear whatever was computed with the old ones."""

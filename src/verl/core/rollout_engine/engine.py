@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from verl.config.schema import RolloutConfig
-from verl.core.rollout_engine.api import Completion, Request, RolloutStats
+from verl.core.rollout_engine.api import Completion, Feed, Request, RolloutStats
 from verl.core.rollout_engine.config import ModelSpec
 from verl.core.rollout_engine.kv_cache import cpu_budget, cuda_budget, slots_that_fit
-from verl.core.rollout_engine.requests import assemble, by_rule, check_finite, check_requests
+from verl.core.rollout_engine.requests import assemble, by_rule, check_finite, check_fits, check_requests
 from verl.core.rollout_engine.runner import Runner
 from verl.core.rollout_engine.sampling import SamplingRule
 from verl.core.rollout_engine.scheduler import Schedule
@@ -44,6 +44,7 @@ class NativeEngine:
         weights: checkpoint name -> tensor, the trainer's parameters. If they have the engine's device and dtype on a CPU,
             the engine reads them in place, and an optimizer step is seen at once; else they are copied into buffers of the
             engine's own. None: the first `load_weights` brings them.
+        own_copy: copy them in any case: what trains meanwhile does not change the policy in the middle of a sample.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class NativeEngine:
         dtype: torch.dtype | None = None,
         config: RolloutConfig | None = None,
         weights: Mapping[str, Tensor] | None = None,
+        own_copy: bool = False,
     ):
         self.spec = ModelSpec.from_hf(hf_config)
         self.device = torch.device(device)
@@ -69,7 +71,8 @@ class NativeEngine:
         self._aborted: set[int] = set()
         self._streaming = False
         self._runner = make_runner(self.spec, self.device, self.dtype, self.config)
-        self.in_place = weights is not None and self._can_bind(weights.values())
+        self._copied = own_copy and weights is not None and self._can_bind(weights.values())
+        self.in_place = weights is not None and not own_copy and self._can_bind(weights.values())
         if weights is not None:
             self.load_weights(weights.items(), version=0)
 
@@ -77,17 +80,21 @@ class NativeEngine:
         """`sampling.n` completions for each request, in order."""
         return assemble(requests, self.stream(requests))
 
-    def stream(self, requests: list[Request]) -> Iterator[tuple[int, int, Completion]]:
-        """(request index, sample index, completion) as samples finish.
+    def stream(self, requests: list[Request], feed: Feed | None = None) -> Iterator[tuple[int, int, Completion]]:
+        """(request index, sample index, completion) as samples finish. feed: requests that come later join the batch.
 
-        Requests with unlike temperature, top_k, top_p or stop tokens are generated one such group after another.
+        Without a feed, requests with unlike temperature, top_k, top_p or stop tokens are generated one such group after
+        another.
         """
         if self._streaming:
             raise RuntimeError("NativeEngine has one set of slots: finish or close the stream in progress first")
         self._check(requests)
+        if feed is not None:
+            check_fits(requests, feed)
+            self.check_length(feed.longest)
         self._aborted = set()
         self.stats = RolloutStats()
-        return self._stream(requests)
+        return self._stream(requests, feed)
 
     def abort(self, requests: Iterable[int]) -> None:
         """Stop these requests (by index) of the stream in progress; it then yields their samples with finish_reason
@@ -109,7 +116,8 @@ class NativeEngine:
                 self._weights, self._bound = bind_weights(self.spec, tensors), tensors
         else:
             if self._buffers is None:
-                self._buffers = WeightBuffers(self.spec, self.device, self.dtype)
+                # A copy of what could be read in place gives the same bits as that.
+                self._buffers = WeightBuffers(self.spec, self.device, self.dtype, fuse=not self._copied)
             self._buffers.load(weights)
             self._weights = self._buffers.model
         self.version = version
@@ -153,12 +161,15 @@ class NativeEngine:
                     + (", or set actor_rollout_ref.rollout.name=hf." if name == "sliding_window" else ".")
                 )
 
-    def _stream(self, requests: list[Request]) -> Iterator[tuple[int, int, Completion]]:
+    def _stream(self, requests: list[Request], feed: Feed | None) -> Iterator[tuple[int, int, Completion]]:
         self._streaming = True
         began, waited, captured = time.perf_counter(), 0.0, self._runner.capture_seconds
         try:
-            for rule, group in by_rule(requests).items():
-                for item in self._schedule(group, rule).run():
+            groups = by_rule(requests)
+            if feed is not None:
+                groups = {SamplingRule.of(feed.sampling): dict(enumerate(requests))}
+            for rule, group in groups.items():
+                for item in self._schedule(group, rule, feed).run():
                     check_finite(item[2])
                     paused = time.perf_counter()
                     yield item
@@ -169,10 +180,13 @@ class NativeEngine:
         self.stats.decode_seconds = elapsed - self.stats.prefill_seconds
         self.stats.extra["graph_capture_seconds"] = self._runner.capture_seconds - captured
 
-    def _schedule(self, group: dict[int, Request], rule: SamplingRule) -> Schedule:
-        length = max(len(r.prompt_ids) + r.sampling.max_tokens for r in group.values())
-        capacity = max(r.sampling.max_tokens for r in group.values())
-        samples = sum(r.sampling.n for r in group.values())
+    def _schedule(self, group: dict[int, Request], rule: SamplingRule, feed: Feed | None) -> Schedule:
+        if feed is None:
+            length = max(len(r.prompt_ids) + r.sampling.max_tokens for r in group.values())
+            capacity = max(r.sampling.max_tokens for r in group.values())
+            samples = sum(r.sampling.n for r in group.values())
+        else:
+            length, capacity, samples = feed.longest, feed.sampling.max_tokens, feed.samples
         slots = self._slots(min(samples, self.config.max_num_seqs), length)
         self._runner.prepare(self._weights, slots, length, capacity, rule)
         return Schedule(
@@ -185,6 +199,7 @@ class NativeEngine:
             version=self.version,
             stats=self.stats,
             aborted=self._aborted,
+            feed=feed,
         )
 
     def _slots(self, wanted: int, length: int) -> int:

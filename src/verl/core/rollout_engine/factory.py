@@ -50,6 +50,7 @@ def make_rollout_engine(
     max_prompt_length: int,
     max_response_length: int,
     pad_token_id: int | None,
+    own_copy: bool = False,
 ) -> tuple[RolloutEngine, str | None]:
     """The rollout engine of one device, and a notice for the user if it is not quite what was asked for.
 
@@ -63,6 +64,7 @@ def make_rollout_engine(
             dtype allows. None: `load_weights` brings them.
         trainer_dtype: of those.
         max_prompt_length, max_response_length: tokens.
+        own_copy: never in place: the engine generates while the trainer changes its weights.
     Raises:
         ConfigError: the engine is not installed, or cannot run this model here.
     """
@@ -77,7 +79,8 @@ def make_rollout_engine(
 
             if trainer_weights is None and device.type == "cpu":
                 dtype = dtype or trainer_dtype
-            engine = NativeEngine(hf_config, device=device, dtype=dtype, config=config, weights=trainer_weights)
+            where = {"device": device, "dtype": dtype, "config": config}
+            engine = NativeEngine(hf_config, **where, weights=trainer_weights, own_copy=own_copy)
             engine.check_length(max_model_len)
             if dtype not in (None, engine.dtype):
                 notice = (
@@ -92,6 +95,8 @@ def make_rollout_engine(
     if name == "hf":
         from verl.core.rollout_engine.hf_engine import HFEngine
 
+        if own_copy and trainer_weights is not None:
+            trainer_weights = {name: tensor.detach().clone() for name, tensor in trainer_weights.items()}
         model = model_around(hf_config, trainer_weights, device, dtype or trainer_dtype)
         return HFEngine(model, config=config, pad_token_id=pad_token_id or 0), notice
     from verl.core.rollout_engine.vllm_engine import VLLMEngine

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from verl.config.schema import RolloutConfig
-from verl.core.rollout_engine.api import Completion, Request, RolloutStats
-from verl.core.rollout_engine.requests import assemble, by_rule, check_finite, check_requests
+from verl.core.rollout_engine.api import Completion, Feed, Request, RolloutStats
+from verl.core.rollout_engine.requests import assemble, by_rule, check_finite, check_fits, check_requests, take_from
 from verl.core.rollout_engine.sampling import SamplingRule, sample, stream_key
 from verl.errors import CheckpointError
 
@@ -41,12 +41,14 @@ class HFEngine:
         """`sampling.n` completions for each request, in order."""
         return assemble(requests, self.stream(requests))
 
-    def stream(self, requests: list[Request]) -> Iterator[tuple[int, int, Completion]]:
-        """(request index, sample index, completion), batch after batch."""
+    def stream(self, requests: list[Request], feed: Feed | None = None) -> Iterator[tuple[int, int, Completion]]:
+        """(request index, sample index, completion), batch after batch. feed: is asked between batches."""
         check_requests(requests)
+        if feed is not None:
+            check_fits(requests, feed)
         self._aborted = set()
         self.stats = RolloutStats()
-        return self._stream(requests)
+        return self._stream(requests, feed)
 
     def abort(self, requests: Iterable[int]) -> None:
         """Stop these requests (by index) of the stream in progress; their samples come with what they have so far."""
@@ -82,13 +84,23 @@ class HFEngine:
     def close(self) -> None:
         """Nothing to stop: the model is the caller's."""
 
-    def _stream(self, requests: list[Request]) -> Iterator[tuple[int, int, Completion]]:
+    def _stream(self, requests: list[Request], feed: Feed | None) -> Iterator[tuple[int, int, Completion]]:
         for rule, group in by_rule(requests).items():
-            samples = [(r, i) for r, request in group.items() for i in range(request.sampling.n)]
-            # Neighbours of like length need little padding.
-            samples.sort(key=lambda s: (group[s[0]].sampling.max_tokens, len(group[s[0]].prompt_ids)))
-            for first in range(0, len(samples), self.config.max_num_seqs):
-                batch = samples[first : first + self.config.max_num_seqs]
+            yield from self._generate_all(group, rule)
+        taken = len(requests)
+        while feed is not None and (more := take_from(feed, True)) is not None:
+            yield from self._generate_all(dict(enumerate(more, start=taken)), SamplingRule.of(feed.sampling))
+            taken += len(more)
+
+    def _generate_all(self, group: dict[int, Request], rule: SamplingRule) -> Iterator[tuple[int, int, Completion]]:
+        samples = [(r, i) for r, request in group.items() for i in range(request.sampling.n)]
+        # Neighbours of like length need little padding.
+        samples.sort(key=lambda s: (group[s[0]].sampling.max_tokens, len(group[s[0]].prompt_ids)))
+        for first in range(0, len(samples), self.config.max_num_seqs):
+            batch = samples[first : first + self.config.max_num_seqs]
+            for request, index in [s for s in batch if s[0] in self._aborted]:
+                yield request, index, Completion([], [], "abort", self.version)
+            if batch := [s for s in batch if s[0] not in self._aborted]:
                 yield from self._generate_batch(group, batch, rule)
 
     def _generate_batch(
@@ -131,7 +143,7 @@ class _Drawing:
     ):
         requests = [group[r] for r, _ in batch]
         self._batch, self._rule, self._aborted = batch, rule, aborted
-        keys = [stream_key(q.sampling.seed, q.stream, i) for q, (_, i) in zip(requests, batch)]
+        keys = [stream_key(q.sampling.seed, q.stream, q.first + i) for q, (_, i) in zip(requests, batch)]
         self._keys = torch.tensor(keys, device=device)
         self._last = torch.tensor([len(q.prompt_ids) - 1 for q in requests], device=device)
         self._limits = torch.tensor([q.sampling.max_tokens for q in requests], device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from verl.core.rollout_engine.api import Completion, Request
+from verl.core.rollout_engine.api import Completion, Feed, Request
 from verl.core.rollout_engine.sampling import SamplingRule
 from verl.errors import UserError
 
@@ -17,6 +17,30 @@ def check_requests(requests: list[Request]) -> None:
             raise ValueError(f"request {i} has an empty prompt")
         if request.sampling.max_tokens < 1:
             raise ValueError(f"request {i}: max_tokens is {request.sampling.max_tokens}, it must be at least 1")
+
+
+def check_fits(requests: list[Request], feed: Feed) -> None:
+    """ValueError for a request that does not fit what the feed says of all of them."""
+    rule = SamplingRule.of(feed.sampling)
+    for i, request in enumerate(requests):
+        if SamplingRule.of(request.sampling) != rule:
+            raise ValueError(f"request {i} is sampled in another way than its feed says")
+        most = request.sampling.max_tokens
+        longest = len(request.prompt_ids) + most
+        if longest > feed.longest or most > feed.sampling.max_tokens:
+            raise ValueError(
+                f"request {i} may reach {longest} tokens, {most} of them new; its feed says at most {feed.longest}, "
+                f"{feed.sampling.max_tokens} of them new"
+            )
+
+
+def take_from(feed: Feed, idle: bool) -> list[Request] | None:
+    """What `feed.take` gives, checked."""
+    requests = feed.take(idle)
+    if requests:
+        check_requests(requests)
+        check_fits(requests, feed)
+    return requests
 
 
 def check_finite(completion: Completion) -> None:

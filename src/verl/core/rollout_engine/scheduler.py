@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from verl.core.rollout_engine.api import Completion, Request, RolloutStats
+from verl.core.rollout_engine.api import Completion, Feed, Request, RolloutStats
+from verl.core.rollout_engine.requests import take_from
 from verl.core.rollout_engine.runner import Runner, Start
 from verl.core.rollout_engine.sampling import SamplingRule, stream_key
 from verl.core.rollout_engine.slots import Drawn
@@ -36,7 +37,8 @@ class Schedule:
     """One generation run over requests that share a `SamplingRule`.
 
     slots: sequences at once. check_every: decode steps between looks at the device. token_budget: prompt tokens computed
-    at once. aborted: request numbers to stop, shared with the engine, which may add to it at any time.
+    at once. aborted: request numbers to stop, shared with the engine, which may add to it at any time. feed: where further
+    requests come from.
     """
 
     def __init__(
@@ -51,12 +53,17 @@ class Schedule:
         version: int,
         stats: RolloutStats,
         aborted: set[int],
+        feed: Feed | None = None,
     ):
         self._runner, self._requests, self._rule = runner, requests, rule
         self._slots, self._check_every, self._token_budget = slots, check_every, token_budget
         self._version, self._stats, self._aborted = version, stats, aborted
-        self._waiting = deque((r, i) for r, request in requests.items() for i in range(request.sampling.n))
+        self._feed, self._taken = feed, len(requests)
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._left: dict[int, int] = {}  # samples of each request that have not come yet
         self._active: list[Sample] = []  # by slot
+        for number, request in requests.items():
+            self._queue(number, request)
 
     def run(self) -> Iterator[tuple[int, int, Completion]]:
         """(request, sample, completion) as samples finish.
@@ -66,14 +73,40 @@ class Schedule:
         leaving: list[Sample] = []
         drawn: Drawn | None = None
         while True:
+            self._take_in(idle=not self._active and not self._waiting and drawn is None)
             yield from self._drop_aborted_waiting()
             self._admit()
             context = self._decode()
             if drawn is not None:
                 yield from self._completions(leaving, drawn)
-            if not self._active:
+            if self._active:
+                leaving, drawn = self._retire(context)
+            elif self._feed is None:
                 return
-            leaving, drawn = self._retire(context)
+            else:
+                leaving, drawn = [], None
+
+    def _take_in(self, idle: bool) -> None:
+        """Requests that have come meanwhile."""
+        if self._feed is None:
+            return
+        requests = take_from(self._feed, idle)
+        if requests is None:
+            self._feed = None
+        for request in requests or ():
+            self._requests[self._taken] = request
+            self._queue(self._taken, request)
+            self._taken += 1
+
+    def _queue(self, number: int, request: Request) -> None:
+        self._left[number] = request.sampling.n
+        self._waiting.extend((number, i) for i in range(request.sampling.n))
+
+    def _hand_over(self, request: int) -> None:
+        """One of its samples has come. A stream that is fed for hours keeps nothing of what is done."""
+        self._left[request] -= 1
+        if self._left[request] == 0:
+            del self._left[request], self._requests[request]
 
     def _decode(self) -> int:
         """Launch decode steps; returns a bound above every position they reach."""
@@ -116,7 +149,7 @@ class Schedule:
 
     def _place(self, request: int, index: int, slot: int) -> Sample:
         asked = self._requests[request]
-        key = stream_key(asked.sampling.seed, asked.stream, index)
+        key = stream_key(asked.sampling.seed, asked.stream, asked.first + index)
         return Sample(request, index, Start(slot, asked.prompt_ids, asked.sampling.max_tokens, key))
 
     def _prefill(self, starts: list[Start]) -> None:
@@ -164,6 +197,7 @@ class Schedule:
             else:
                 reason = "length" if len(tokens) >= sample.start.max_tokens else "abort"
             self._stats.response_tokens += len(tokens)
+            self._hand_over(sample.request)
             yield sample.request, sample.index, Completion(tokens, log_probs, reason, self._version)
 
     def _drop_aborted_waiting(self) -> Iterator[tuple[int, int, Completion]]:
@@ -172,4 +206,5 @@ class Schedule:
         dropped = [entry for entry in self._waiting if entry[0] in self._aborted]
         self._waiting = deque(entry for entry in self._waiting if entry[0] not in self._aborted)
         for request, index in dropped:
+            self._hand_over(request)
             yield request, index, Completion([], [], "abort", self._version)

@@ -89,14 +89,17 @@ def bind_weights(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> ModelWeights
 
 
 class WeightBuffers:
-    """Weights in memory of the engine's own; `model` reads them, `load` fills them."""
+    """Weights in memory of the engine's own; `model` reads them, `load` fills them.
 
-    def __init__(self, spec: ModelSpec, device: torch.device | str, dtype: torch.dtype):
+    fuse: lay q, k, v and gate, up together; without it the decoder computes to the bit what it does with bound tensors.
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device | str, dtype: torch.dtype, fuse: bool = True):
         self.spec = spec
         self._shapes = expected_shapes(spec)
         self._views: dict[str, Tensor] = {}
         fused: dict[str, Tensor] = {}
-        for i in range(spec.num_layers):
+        for i in range(spec.num_layers if fuse else 0):
             for parts in (("self_attn", "q_proj", "k_proj", "v_proj"), ("mlp", "gate_proj", "up_proj")):
                 for kind in ("weight", "bias"):
                     names = [f"model.layers.{i}.{parts[0]}.{part}.{kind}" for part in parts[1:]]
@@ -105,7 +108,7 @@ class WeightBuffers:
         for name, shape in self._shapes.items():
             if name not in self._views:
                 self._views[name] = torch.empty(shape, device=device, dtype=dtype)
-        self.model = _assemble(spec, self._views, fused)
+        self.model = _assemble(spec, self._views, fused if fuse else None)
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights in, cast on the way, one tensor in flight. Each has to come exactly once."""
