@@ -103,16 +103,18 @@ def cpu_workload(folder: Path, smoke: bool) -> Workload:
 def gpu_workload(folder: Path, model: str, gsm8k: str) -> Workload:
     """W1: GSM8K, 256 prompts x 5 samples, 512 + 512 tokens, four updates of 64 prompts, bf16.
 
-    model: a Hugging Face folder. gsm8k: a folder with train.jsonl and test.jsonl.
+    model: a Hugging Face folder. gsm8k: a folder with train.jsonl and test.jsonl, or with the train.parquet made of them.
     """
-    script = HERE.parent / "examples/data_preprocess/gsm8k.py"
-    subprocess.run(
-        [sys.executable, str(script), "--local_save_dir", str(folder), "--local_dataset_path", gsm8k], check=True
-    )
+    train = Path(gsm8k, "train.parquet").resolve()
+    if not train.is_file():
+        script = HERE.parent / "examples/data_preprocess/gsm8k.py"
+        command = [sys.executable, str(script), "--local_save_dir", str(folder), "--local_dataset_path", gsm8k]
+        subprocess.run(command, check=True)
+        train = folder / "train.parquet"
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.4}
     return Workload(
         str(Path(model).resolve()),
-        str(folder / "train.parquet"),
+        str(train),
         "gsm8k_answer",
         prompts=256,
         samples=5,

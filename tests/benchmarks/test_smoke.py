@@ -41,6 +41,18 @@ def test_rollout():
     assert "tokens/s" in run("rollout.py")
 
 
+def test_weights_over_several_ranks():
+    command = [sys.executable, str(BENCHMARKS / "multi_gpu_sync.py"), "tiny", "shared", "separate"]
+    command += ["--device", "cpu", "--bucket", "8"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shared, separate = map(json.loads, done.stdout.splitlines())
+    # Of two ranks each receives the other's half; on a device of its own a rank receives all.
+    assert separate["received_gb"] == pytest.approx(separate["rollout_weights_gb"], abs=1e-3)
+    assert shared["received_gb"] == pytest.approx(shared["rollout_weights_gb"] / 2, abs=1e-3)
+    assert shared["least_seconds"] == pytest.approx(shared["received_gb"] / shared["link_gb_per_second"], rel=0.05)
+
+
 @pytest.mark.vllm
 def test_vllm_adapter():
     pytest.importorskip("vllm")

@@ -177,6 +177,14 @@ def test_a_checkpoint_without_a_part_is_refused_and_the_key_that_leaves_it_out_w
     assert all(torch.equal(t, dict(engine.export_weights())[n]) for n, t in resumed.export_weights())
 
 
+def test_a_checkpoint_of_the_schedule_alone(tmp_path):
+    engine = make_engine(checkpoint=CheckpointConfig(save_contents=["extra"]))
+    engine.train_batch(training_batch(), actor_loss())
+    engine.save(tmp_path / "actor")
+    assert torch.load(tmp_path / "actor/extra.pt") == {"updates": 1}
+    assert not (tmp_path / "actor/model").exists()
+
+
 def test_a_damaged_part_is_named(tmp_path):
     engine = make_engine()
     engine.save(tmp_path)

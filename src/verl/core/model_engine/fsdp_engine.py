@@ -287,6 +287,7 @@ class FSDPEngine:
     def save(self, folder: Path) -> None:
         """Write model/, optimizer/, extra.pt and huggingface/ (as checkpoint.save_contents says) into `folder`."""
         contents = self.checkpoint.save_contents
+        folder.mkdir(parents=True, exist_ok=True)
         if "model" in contents:
             save_sharded(self._trained_weights(), folder / "model")
             self._save_adapter(folder)
