@@ -35,6 +35,10 @@ def test_ticks_cover_the_data(low, spread):
     assert all(b > a for a, b in pairwise(marks))
 
 
+def test_a_spread_too_small_to_divide_is_none():
+    assert ticks(0.0, 5e-324) == ticks(0.0, 0.0)
+
+
 @pytest.mark.parametrize("value", [0.0, 5.0, -0.2, 1e-7])
 def test_a_flat_curve_still_has_an_axis(value):
     marks = ticks(value, value)

@@ -1,4 +1,3 @@
-import os
 import signal
 import threading
 
@@ -11,18 +10,18 @@ def test_first_signal_asks_and_the_second_strikes(capsys):
     before = signal.getsignal(signal.SIGINT)
     with Interrupt() as interrupt:
         assert not interrupt.requested
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert interrupt.requested
         assert "finishing this step" in capsys.readouterr().err
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_sigterm_asks_too_and_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
     with Interrupt() as interrupt:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert interrupt.requested
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -62,11 +62,18 @@ class Ragged:
         return out.index_add_(0, rows, self.values)
 
     def to(self, device: torch.device | str) -> Ragged:
-        return Ragged(self.values.to(device, non_blocking=True), self.lengths)
+        return Ragged(copy_to(self.values, device), self.lengths)
 
     @classmethod
     def cat(cls, parts: Sequence[Ragged]) -> Ragged:
         return cls(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
+
+
+def copy_to(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on `device`. A copy to a GPU neither waits for it nor makes it wait: it starts from page-locked memory."""
+    if torch.device(device).type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
@@ -161,9 +168,15 @@ class SampleBatch:
 
     def to(self, device: torch.device | str) -> SampleBatch:
         """Tensor columns on `device`; row lengths stay on the CPU."""
-        return SampleBatch({k: v if isinstance(v, list) else v.to(device) for k, v in self.columns.items()})
+        return SampleBatch({k: _moved(v, device) for k, v in self.columns.items()})
 
     @property
     def token_counts(self) -> Tensor:
         """Prompt plus response tokens of each sample: int64 [B]."""
         return self["prompt_ids"].lengths + self["response_ids"].lengths
+
+
+def _moved(column: Column, device: torch.device | str) -> Column:
+    if isinstance(column, list):
+        return column
+    return column.to(device) if isinstance(column, Ragged) else copy_to(column, device)

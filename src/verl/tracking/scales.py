@@ -17,8 +17,8 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     >>> ticks(0, 23, 4)
     [0.0, 10.0, 20.0, 30.0]
     """
-    # A spread near the precision of floating point is none.
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
+    # A spread near the precision of floating point is none, nor is one that steps would divide to zero.
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):
         spread = abs(low) * 0.1 or 1.0
         low, high = low - spread, high + spread
     rough = (high - low) / max(about - 1, 1)

@@ -56,9 +56,7 @@ def test_the_kernel_gives_shared_prompts_the_same_log_probs_and_gradients(family
     """bfloat16: tolerances are those of its rounding."""
     model = PolicyModel(make_pair(family)[0]).to("cuda", torch.bfloat16)
     batch = make_batch(prompts=(30, 5, 1), responses=(2, 6, 3)).select([0, 1, 0, 2, 0, 1])
-    batch = batch.with_columns(
-        response_ids=make_batch(prompts=(1,) * 6, responses=(2, 6, 40, 1, 7, 1))["response_ids"]
-    )
+    batch = batch.with_columns(response_ids=make_batch(prompts=(1,) * 6, responses=(2, 6, 40, 1, 7, 1))["response_ids"])
     results = []
     for share in (False, True):
         model.zero_grad()

@@ -45,7 +45,7 @@ def _backward_chunk(
     if with_entropy:
         grad = grad - p * (log_p + entropy[:, None]) * grad_entropy[:, None]
     if logits.is_cuda:  # a comparison fuses with the rest; a scatter would be a pass of its own over the logits
-        is_label = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+        is_label = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device) == labels.int()[:, None]
         grad = grad + torch.where(is_label, grad_log_probs[:, None], 0.0)
     else:
         grad = grad.scatter_add(1, labels[:, None], grad_log_probs[:, None])
@@ -60,8 +60,21 @@ def _kernel(name: str, compiled: bool):
     if not compiled:
         return plain
     if name not in _compiled:
-        _compiled[name] = torch.compile(plain, dynamic=True)
+        _compiled[name] = _for_any_chunk(torch.compile(plain))
     return _compiled[name]
+
+
+def _for_any_chunk(kernel):
+    """Compile once for any number of rows, but for this vocabulary: a division by a size known only at run time, to find
+    each number's row, costs several times what the kernel computes."""
+
+    def call(logits: Tensor, *rest):
+        for tensor in (logits, *rest):
+            if isinstance(tensor, Tensor):
+                torch._dynamo.mark_dynamic(tensor, 0)
+        return kernel(logits, *rest)
+
+    return call
 
 
 class _LinearLogProb(torch.autograd.Function):

@@ -77,7 +77,7 @@ class FSDPEngine:
         self.device, self.fsdp, self.optim_config = device, fsdp, optim
         self.train_limit, self.infer_limit = train_limit, infer_limit
         self.total_updates, self.updates = total_updates, 0
-        self.share_prompts = device.type == "cpu"  # a GPU has not shown that the gathers cost it less than the tokens
+        self.share_prompts = True
         self.checkpoint = checkpoint or CheckpointConfig()
         self.tokenizer = tokenizer
         self.hf_config, self.generation_config = model.hf.config, getattr(model.hf, "generation_config", None)

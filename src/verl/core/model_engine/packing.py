@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verl.core.model_engine.prompt_sharing import SharedPrompts
-from verl.data.batch import Ragged, SampleBatch, ranges
+from verl.data.batch import Ragged, SampleBatch, copy_to, ranges
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PackedLayout:
     ) -> PackedLayout:
         cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int32)
         cu_seqlens[1:] = lengths.cumsum(0)
-        on_device = (None if x is None else x.to(device, non_blocking=True) for x in (cu_seqlens, index, source))
+        on_device = (None if x is None else copy_to(x, device) for x in (cu_seqlens, index, source))
         cu_seqlens, index, source = on_device
         return cls(lengths, cu_seqlens, int(lengths.max()), index, source, shared)
 
@@ -155,11 +155,13 @@ class PackedInputs:
             owned = torch.stack((is_first, torch.ones_like(is_first)), dim=1).flatten()
             source = owned.repeat_interleave(parts).nonzero().squeeze(1)
             ids, position_ids, targets = ids[source], position_ids[source], index[targets]
-        on = {"device": device, "non_blocking": True}
         kernel = index is not None and torch.device(device).type == "cuda"
         shared = SharedPrompts.make(own + fed, lengths, index, device) if kernel else None
         layout = PackedLayout.make(lengths, device, index, source, shared)
-        return cls(ids.to(**on), position_ids.to(**on), layout, targets.to(**on), responses.values.to(**on))
+        ids, position_ids, targets, labels = (
+            copy_to(x, device) for x in (ids, position_ids, targets, responses.values)
+        )
+        return cls(ids, position_ids, layout, targets, labels)
 
     @classmethod
     def blank(cls, device: torch.device | str) -> PackedInputs:

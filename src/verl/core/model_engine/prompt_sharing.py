@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from verl.data.batch import copy_to
+
 
 @dataclass(frozen=True)
 class SharedPrompts:
@@ -51,18 +53,12 @@ class SharedPrompts:
         nth = torch.arange(most)
         table = order[begins[rows, None] + torch.minimum(nth, uses[rows, None] - 1)]
         counts = None if bool((uses[rows] == most).all()) else nth < uses[rows, None]
-        on = {"device": device, "non_blocking": True}
-        return cls(
-            _cumulated(queries).to(**on),
-            _cumulated(keys).to(**on),
-            int(queries.max()),
-            int(keys.max()),
-            index.to(**on),
-            order[begins].to(**on),
-            rows.to(**on),
-            table.to(**on),
-            None if counts is None else counts.to(**on),
+        cu_queries, cu_keys, index, first, rows, table = (
+            copy_to(x, device) for x in (_cumulated(queries), _cumulated(keys), index, order[begins], rows, table)
         )
+        longest = (int(queries.max()), int(keys.max()))
+        counts = None if counts is None else copy_to(counts, device)
+        return cls(cu_queries, cu_keys, *longest, index, first, rows, table, counts)
 
     def keys_of(self, packed: Tensor) -> Tensor:
         """Keys or values of all sequences: packed [T, ...] -> [K, ...]. Its gradient adds up what each token's uses get."""
