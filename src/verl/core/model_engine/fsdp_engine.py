@@ -177,7 +177,7 @@ class FSDPEngine:
         optimizer, config = self._training()
         started, flops = time.perf_counter(), 0.0
         totals: dict[str, Metric] = {}
-        with self._resident(), self._optimizer_resident():
+        with self._resident():
             groups = self._micro_batches(batch, self.train_limit)
             for number, group in enumerate(groups, start=1):
                 self._accumulate(last=number == len(groups))
@@ -196,7 +196,8 @@ class FSDPEngine:
                 param_group["lr"] = rate
             finite = bool(norm.isfinite())
             if finite:
-                optimizer.step()
+                with self._optimizer_resident():  # after the activations have gone
+                    optimizer.step()
             self.updates += 1
             optimizer.zero_grad(set_to_none=True)
             reshard(self.model)
