@@ -41,6 +41,25 @@ def terse_model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_classifier(byte_model, tmp_path_factory) -> Path:
+    """A random reward model over bytes, with one output and a chat template unlike the policy's."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2Config
+
+    folder = tmp_path_factory.mktemp("tiny_classifier")
+    tokenizer = AutoTokenizer.from_pretrained(byte_model)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, pad_token_id=0, num_labels=1, **sizes)
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.score.weight.data.normal_()  # an untrained head is close to 0
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory) -> Path:
     """A folder with train.parquet (256 sums) and test.parquet (32 held-out sums)."""
     from examples.tiny.make_data import write

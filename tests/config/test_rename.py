@@ -173,7 +173,8 @@ def test_references_to_old_names():
 @pytest.mark.parametrize(
     ("word", "part"),
     [
-        ("reward_model.enable=True", "custom_reward_function.path=FILE"),
+        ("reward_model.sandbox_fusion.url=http://box", "custom_reward_function.path=FILE"),
+        ("reward_model.enable_resource_pool=True", "one of its own"),
         ("actor_rollout_ref.rollout.multi_turn.tool_config_path=t.yaml", "multi-turn"),
         ("actor_rollout_ref.rollout.multi_turn.enable=True", "multi-turn"),
         ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "leave it at 1"),
@@ -198,8 +199,8 @@ def test_what_this_version_does_not_do_is_an_error(word, part):
 @pytest.mark.parametrize(
     "word",
     [
-        "reward_model.enable=False",
-        "reward_model.enable=null",
+        "reward_model.enable_resource_pool=False",
+        "reward_model.strategy=fsdp",
         "critic.model.lora_rank=0",
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
         "actor_rollout_ref.ref.ulysses_sequence_parallel_size=${actor_rollout_ref.actor.ulysses_sequence_parallel_size}",

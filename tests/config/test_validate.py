@@ -55,6 +55,24 @@ def test_defaults_are_fine(make):
         ([f"{A}.checkpoint.load_contents=[optimizer]"], ["is without model", f"{A}.checkpoint.load_contents=[model]"]),
         ([f"{A}.optim.lr=inf"], [f"{A}.optim.lr=inf", "finite"]),
         (["trainer.val_only=True", "data.val_files=null"], ["needs data.val_files"]),
+        (["reward_model.enable=True"], ["needs reward_model.model.path"]),
+        (
+            ["reward_model.enable=True", "reward_model.model.path=m", "custom_reward_function.path=r.py"],
+            ["custom_reward_function.path=r.py has no effect", "reward_model.combine=add"],
+        ),
+        (
+            ["reward_model.enable=True", "reward_model.model.path=m", "reward_model.weight=inf"],
+            ["reward_model.weight=inf", "finite"],
+        ),
+        (
+            [
+                "reward_model.enable=True",
+                "reward_model.model.path=m",
+                "reward_model.model_type=discriminative",
+                "reward_model.judge.path=j.py",
+            ],
+            ["reward_model.judge.path=j.py has no effect"],
+        ),
     ],
 )
 def test_errors(make, words, parts):

@@ -148,3 +148,18 @@ def test_an_address_without_a_cluster(monkeypatch):
     config = compose(["data.train_files=t", "ray_kwargs.ray_init.address=127.0.0.1:1"], notify=lambda text: None)
     with pytest.raises(ConfigError, match=r"no Ray cluster at 127\.0\.0\.1:1.*ray start --head"):
         Cluster(config)
+
+
+def test_a_reward_model_has_a_worker_of_its_own(words, tmp_path, tiny_classifier):
+    changes = {
+        "reward_model__enable": True,
+        "reward_model__model__path": tiny_classifier,
+        "trainer__total_training_steps": 1,
+        "custom_reward_function__path": None,
+        "custom_reward_function__name": None,
+    }
+    assert train(words("one", **changes)) == 0
+    assert train(words("two", **changes, **SHARED)) == 0
+    [one], [two] = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    assert two["reward/rm_score"] == pytest.approx(one["reward/rm_score"], rel=1e-3)
+    assert two["actor/grad_norm"] == pytest.approx(one["actor/grad_norm"], rel=2e-3)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from verl.rewards.outcome import SHOWN_CHARACTERS, read_outcome, score_in_process
-from verl.rewards.types import RewardInput, RewardResult
+from verl.rewards.outcome import SHOWN_CHARACTERS, read_outcome, score_in_process, with_model_score
+from verl.rewards.types import Outcome, RewardInput, RewardResult
 
 SAMPLE = RewardInput("lab/sums", "the solution text", "the truth")
 
@@ -94,3 +94,20 @@ def test_a_quick_scorer_may_raise_anything_but_ctrl_c_is_the_trainers():
     assert "raised SystemExit" in score_in_process(leaves, SAMPLE).error
     with pytest.raises(KeyboardInterrupt):
         score_in_process(interrupted, SAMPLE)
+
+
+def test_a_models_score_replaces_or_is_added():
+    rule, model = Outcome(1.0, {"acc": 1.0}, answer="4"), Outcome(-2.0, {"sure": 0.5}, answer="5")
+    alone = with_model_score(None, model, 0.5)
+    assert alone == Outcome(-1.0, {"sure": 0.5, "rm_score": -2.0}, answer="5")
+    both = with_model_score(rule, model, 0.5)
+    assert both.score == 1.0 + 0.5 * -2.0
+    assert both.metrics == {"acc": 1.0, "sure": 0.5, "rule_score": 1.0, "rm_score": -2.0}
+    assert both.answer == "4"
+
+
+def test_a_sample_fails_where_function_or_model_failed():
+    good, bad = Outcome(1.0, {}), Outcome(None, {}, "no")
+    assert with_model_score(bad, good, 1.0) == bad
+    assert with_model_score(good, bad, 1.0) == bad
+    assert with_model_score(None, bad, 1.0) == bad

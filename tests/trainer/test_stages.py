@@ -58,6 +58,7 @@ def prompts(*ids):
             "data_source": ["sums"] * len(ids),
             "ground_truth": [str(i) for i in range(len(ids))],
             "extra_info": [{"index": i} for i in range(len(ids))],
+            "raw_prompt": [[{"role": "user", "content": f"question {i}"}] for i in range(len(ids))],
         }
     )
 
@@ -102,7 +103,8 @@ def test_rewards_get_the_text_without_special_tokens_and_the_rows_truth():
     batch = stages.generate(run, prompts([5]), SamplingParams(max_tokens=8, n=2), first_stream=20)
     log = StepLog()
     scored = stages.collect_rewards(run, batch, stages.submit_rewards(run, batch), log)
-    assert run.rewards.seen[1] == RewardInput("sums", "30", "0", {"index": 0}, response_length=2)
+    question = [{"role": "user", "content": "question 0"}]
+    assert run.rewards.seen[1] == RewardInput("sums", "30", "0", {"index": 0}, 2, question)
     assert scored["score"].tolist() == [0.0, 1.0]
     assert log.metrics == {"reward/failures": 0}
 

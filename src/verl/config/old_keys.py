@@ -50,6 +50,8 @@ RENAMED: dict[str, str] = {
     "reward_model.overlong_buffer.*": "reward.reward_kwargs.overlong_buffer_cfg.*",
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.micro_batch_size": "reward_model.micro_batch_size_per_gpu",
+    "reward.reward_model.*": "reward_model.*",
 }
 
 # These counted the samples of all devices together; their successors count those of one.
@@ -95,10 +97,11 @@ _LORA = "LoRA trains the policy's model alone (actor_rollout_ref.model.lora_rank
 _SEQUENCE = "long sequences are not split over devices in this version; leave it at 1"
 _MEGATRON = "Megatron is not in this version; train with actor_rollout_ref.actor.strategy=fsdp"
 _TURNS = "multi-turn rollouts and tools are not in this version; leave the key out"
-_REWARD_MODEL = (
-    "reward models are not in this version; score with a function of yours: custom_reward_function.path=FILE "
+_SANDBOX = (
+    "sandboxes are not in this version; score with a function of yours: custom_reward_function.path=FILE "
     "custom_reward_function.name=FUNCTION"
 )
+_REWARD_POOL = "the reward model takes one device: the trainer's, or on Ray one of its own; leave the key out"
 
 # The first pattern that fits counts.
 RETIRED: tuple[Retired, ...] = (
@@ -241,12 +244,22 @@ RETIRED: tuple[Retired, ...] = (
         )
     ),
     # reward
-    Retired("reward_model.enable", _ALWAYS, (False,), _REWARD_MODEL),
-    Retired("reward.reward_model.enable", _ALWAYS, (False,), _REWARD_MODEL),
-    Retired("reward_model.sandbox_fusion.url", _ALWAYS, (), _REWARD_MODEL),
-    Retired("reward.sandbox_fusion.url", _ALWAYS, (), _REWARD_MODEL),
-    Retired("reward_model.*", "only read with a reward model, which is off"),
-    Retired("reward.reward_model.*", "only read with a reward model, which is off"),
+    Retired("reward_model.sandbox_fusion.url", _ALWAYS, (), _SANDBOX),
+    Retired("reward.sandbox_fusion.url", _ALWAYS, (), _SANDBOX),
+    Retired("reward_model.sandbox_fusion.*", "only read with a sandbox, which is off"),
+    Retired("reward_model.enable_resource_pool", _ALWAYS, (False,), _REWARD_POOL),
+    Retired("reward_model.nnodes", "only read with a pool of reward models, of which there is none"),
+    Retired("reward_model.n_gpus_per_node", "only read with a pool of reward models, of which there is none"),
+    Retired("reward_model.strategy", "a reward model is not trained, and so not sharded"),
+    Retired("reward_model.model.input_tokenizer", "conversations always go to it as text, in its own template"),
+    Retired("reward_model.model.fsdp_config.*", "a reward model is not trained, and so not sharded"),
+    Retired("reward_model.model.use_remove_padding", "micro-batches are always without padding"),
+    Retired("reward_model.model.use_fused_kernels", "its head has one output"),
+    Retired("reward_model.use_dynamic_bsz", "follows reward_model.micro_batch_size_per_gpu"),
+    Retired("reward_model.use_reward_loop", "rewards are computed while the step goes on"),
+    Retired("reward_model.launch_reward_fn_async", "rewards are computed while the step goes on"),
+    Retired("reward_model.ulysses_sequence_parallel_size", _ALWAYS, (1,), _SEQUENCE),
+    Retired("reward_model.rollout.*", _ENGINE),
     Retired("reward.sandbox_fusion.*", "only read with a sandbox, which is off"),
     # run
     Retired("trainer.balance_batch", "samples are always balanced by tokens"),

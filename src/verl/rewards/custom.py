@@ -94,18 +94,18 @@ def _functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
     return {name: f for name, f in members if f.__module__ == module.__name__ and not name.startswith("_")}
 
 
-def find_file(path: str) -> Path:
-    """The file that custom_reward_function.path names; RewardError with the nearest where there is none."""
+def find_file(path: str, key: str = "custom_reward_function.path") -> Path:
+    """The file that a config key names; RewardError with the nearest where there is none."""
     file = Path(path).expanduser().resolve()
     if not file.is_file():
-        raise RewardError(_no_file(path, file))
+        raise RewardError(_no_file(path, file, key))
     return file
 
 
-def load_module(path: str) -> ModuleType:
+def load_module(path: str, key: str = "custom_reward_function.path") -> ModuleType:
     """Run a Python file as a module, so that `import neighbour`, `from .neighbour import x` and, in a package,
-    `from ..other import x` work as its author meant them."""
-    file = find_file(path)
+    `from ..other import x` work as its author meant them. key: the config key that names it, for messages."""
+    file = find_file(path, key)
     parent = _package_of(file)
     name = f"{parent}.{re.sub(r'[^0-9a-zA-Z_]', '_', file.stem)}"
     folder = str(file.parent)
@@ -122,9 +122,7 @@ def load_module(path: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
         trace = "".join(traceback.format_exception(error)).rstrip()
-        raise RewardError(
-            f"custom_reward_function.path={path} cannot be imported: {type(error).__name__}: {error}\n{trace}"
-        ) from error
+        raise RewardError(f"{key}={path} cannot be imported: {type(error).__name__}: {error}\n{trace}") from error
     finally:
         sys.path.remove(folder)
     if folder not in sys.path:
@@ -146,8 +144,8 @@ def _package_of(file: Path) -> str:
     return ".".join([package, *inner])
 
 
-def _no_file(path: str, file: Path) -> str:
-    message = f"custom_reward_function.path={path}: there is no such file."
+def _no_file(path: str, file: Path, key: str) -> str:
+    message = f"{key}={path}: there is no such file."
     if not file.parent.is_dir():
         return f"{message} Its folder {file.parent} does not exist either."
     neighbours = sorted(p.name for p in file.parent.glob("*.py"))

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import verl.rewards.scorers  # noqa: F401  (registers the built-in scorers)
 from verl.errors import RewardError
 from verl.rewards.custom import CustomFunction
-from verl.rewards.outcome import score_in_process
+from verl.rewards.outcome import score_in_process, with_model_score
 from verl.rewards.pool import START_SECONDS, PoolJob, WorkerPool
 from verl.rewards.registry import check_data_sources, find_scorer, make_shaper
-from verl.rewards.types import Outcome, RewardInput, RewardResult
+from verl.rewards.types import Outcome, RewardInput, RewardResult, ScoringModel
 from verl.rewards.worker import is_async
 
 if TYPE_CHECKING:
-    from verl.config.schema import CustomRewardConfig, RewardConfig
+    from verl.config.schema import CustomRewardConfig, RewardConfig, RewardModelConfig
 
 MESSAGES_KEPT = 5
 CONCURRENT_CALLS = 256
@@ -39,9 +39,13 @@ class RewardHandle:
     def result(self) -> RewardResult:
         """Raises RewardError when more than `reward.max_failure_ratio` of the samples failed."""
         if self._result is None:
+            scored = self._manager.model_outcomes(self._samples)  # while functions run in other processes
             for job, indices in self._jobs:
                 for index, outcome in zip(indices, job.wait(), strict=True):
                     self._outcomes[index] = outcome
+            if scored is not None:
+                weight = self._manager.model_config.weight
+                self._outcomes = [with_model_score(*pair, weight) for pair in zip(self._outcomes, scored, strict=True)]
             self._result = self._manager.assemble(self._samples, self._outcomes)
         return self._result
 
@@ -57,14 +61,19 @@ def _answer(outcome: Outcome, sample: RewardInput) -> str | None:
 class RewardManager:
     """Scores samples with the user's function where there is one, else with the scorer of each data_source.
 
+    With a reward model, `attach` brings it; its score stands in the place of those, or is added to them.
+
     >>> with RewardManager(RewardConfig(), CustomRewardConfig()) as manager:          # doctest: +SKIP
     ...     manager.check({"openai/gsm8k"})          # before training: loads, checks, starts workers if needed
     ...     handle = manager.submit(samples)         # scoring runs while generation goes on
     ...     scores = handle.result().scores
     """
 
-    def __init__(self, reward: RewardConfig, custom: CustomRewardConfig):
+    def __init__(self, reward: RewardConfig, custom: CustomRewardConfig, model: RewardModelConfig | None = None):
         self.config = reward
+        self.model_config = model if model is not None and model.enable else None
+        self.uses_rules = self.model_config is None or self.model_config.combine == "add"
+        self._model: ScoringModel | None = None
         self.custom = CustomFunction(custom.path, custom.name, dict(custom.reward_kwargs)) if custom.path else None
         self._shape = make_shaper(reward)
         self._pool = WorkerPool(reward.num_workers, self.custom)
@@ -82,6 +91,9 @@ class RewardManager:
 
         Starts the worker processes in the background when one of the functions needs them.
         """
+        if not self.uses_rules:
+            self._checked = True
+            return
         names = set(data_sources)
         limit = max(START_SECONDS, self.config.timeout)
         check_data_sources(names, self.custom is not None)
@@ -101,6 +113,8 @@ class RewardManager:
         if not self._checked:
             self.check(sample.data_source for sample in samples)
         handle = RewardHandle(self, samples)
+        if not self.uses_rules:
+            return handle
         if self.custom is not None:
             job = self._pool.submit(None, samples, self.config.timeout, self._chunk)
             handle._jobs.append((job, list(range(len(samples)))))
@@ -120,6 +134,18 @@ class RewardManager:
             job = self._pool.submit(scorer.function, [samples[i] for i in indices], limit)
             handle._jobs.append((job, indices))
         return handle
+
+    def attach(self, model: ScoringModel) -> None:
+        """The reward model; its outcomes are taken when a handle's result is asked for."""
+        self._model = model
+
+    def model_outcomes(self, samples: list[RewardInput]) -> list[Outcome] | None:
+        """What the reward model says of the samples; None where the config has none."""
+        if self.model_config is None:
+            return None
+        if self._model is None:
+            raise RuntimeError("RewardManager: reward_model.enable=True, and no model is attached")
+        return self._model.score(samples)
 
     def score(self, samples: list[RewardInput]) -> RewardResult:
         """Scores of the samples, now."""
@@ -145,5 +171,7 @@ class RewardManager:
         return self._shape(samples, result)
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes, and free the reward model."""
         self._pool.close()
+        if self._model is not None:
+            self._model.close()

@@ -61,6 +61,24 @@ def read_outcome(value: Any, sample: RewardInput) -> Outcome:
     return Outcome(number, metrics, answer=answer)
 
 
+def with_model_score(rule: Outcome | None, model: Outcome, weight: float) -> Outcome:
+    """The outcome of a sample that a model scored too: `rule`'s score, if there is one, plus `weight` times the model's.
+
+    Both scores are reported, as rule_score and rm_score. If either failed, the sample has.
+
+    >>> with_model_score(Outcome(1.0, {"acc": 1.0}), Outcome(-4.0, {}), 0.5)
+    Outcome(score=-1.0, metrics={'acc': 1.0, 'rule_score': 1.0, 'rm_score': -4.0}, error='', answer=None)
+    """
+    for outcome in (rule, model):
+        if outcome is not None and outcome.score is None:
+            return outcome
+    if rule is None:
+        return Outcome(weight * model.score, {**model.metrics, "rm_score": model.score}, answer=model.answer)
+    metrics = {**rule.metrics, **model.metrics, "rule_score": rule.score, "rm_score": model.score}
+    answer = rule.answer if rule.answer is not None else model.answer
+    return Outcome(rule.score + weight * model.score, metrics, answer=answer)
+
+
 def as_number(value: Any) -> float | None:
     """A float that is finite in float32 too, or None. Anything with one element and `.item()` (numpy, torch) is a number."""
     if not isinstance(value, Real) and callable(getattr(value, "item", None)):
@@ -77,11 +95,11 @@ def as_number(value: Any) -> float | None:
     return number if abs(number) <= FLOAT32_MAX else None  # NaN compares as False
 
 
-def raised(error: BaseException) -> str:
-    """What was raised, as the user's part of the traceback: the first frame is ours."""
+def raised(error: BaseException, who: str = "the reward function") -> str:
+    """What `who` raised, as the user's part of the traceback: the first frame is ours."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-    return f"the reward function raised {type(error).__name__}\n{text}"
+    return f"{who} raised {type(error).__name__}\n{text}"
 
 
 def failure(reason: str, sample: RewardInput) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 ScoreFunction = Callable[..., Any]
 """`f(*, data_source, solution_str, ground_truth, extra_info)`, sync or async, to a number or a dict with `score`."""
@@ -14,7 +14,7 @@ ScoreFunction = Callable[..., Any]
 class RewardInput:
     """One sample to score: the response's text and what the prompt's row says about it.
 
-    response_length: tokens that the policy chose; None where it is not known.
+    response_length: tokens that the policy chose; None where it is not known. messages: the prompt, as chat messages.
     """
 
     data_source: str
@@ -22,6 +22,7 @@ class RewardInput:
     ground_truth: Any = None
     extra_info: dict[str, Any] = field(default_factory=dict)
     response_length: int | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Outcome(NamedTuple):
@@ -34,6 +35,16 @@ class Outcome(NamedTuple):
     metrics: dict[str, float]
     error: str = ""
     answer: str | None = None
+
+
+class ScoringModel(Protocol):
+    """A model that scores responses: a classifier or a judge."""
+
+    def score(self, samples: list[RewardInput]) -> list[Outcome]:
+        """One outcome a sample, in order; failures are outcomes too."""
+
+    def close(self) -> None:
+        """Free its memory."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from verl.config.command import handle_flags, run_main
 from verl.config.compose import compose, print_notice
-from verl.config.schema import GenerationConfig, RolloutConfig
+from verl.config.schema import GenerationConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,9 @@ def main(argv: list[str]) -> int:
     config: GenerationConfig = compose(handle_flags(argv, GenerationConfig, USAGE), GenerationConfig)
     import pyarrow as pa
 
+    from verl.core.controller.roles import choose_device
     from verl.core.model_engine.loading import load_tokenizer, resolve_model_path
+    from verl.core.rollout_engine.standalone import build_engine, sampling_params
     from verl.data.tables import check_output, read_table, with_column, write_table
 
     path, table = read_table(config.data.path, "data.path")
@@ -35,9 +37,13 @@ def main(argv: list[str]) -> int:
         config.model.tokenizer_path or model_path, trust_remote_code=config.model.trust_remote_code, key="model.path"
     )
     prompts = tokenized_prompts(path, config, tokenizer)
-    engine, stops = build_engine(config, model_path, tokenizer)
+    placing = {"model_path": model_path, "device": choose_device(config.trainer.device), "tokenizer": tokenizer}
+    engine, stops, notice = build_engine(config.model, config.rollout, **placing, key="model.path")
+    if notice:
+        print_notice(notice)
     try:
-        texts = generate(engine, prompts, sampling(config, stops), config.data.batch_size, tokenizer)
+        how = sampling_params(config.rollout, stops, config.data.n_samples)
+        texts = generate(engine, prompts, how, config.data.batch_size, tokenizer)
     finally:
         engine.close()
     write_table(with_column(table, "responses", pa.array(texts, pa.list_(pa.string()))), output)
@@ -68,71 +74,6 @@ def tokenized_prompts(path: Path, config: GenerationConfig, tokenizer) -> list[l
             f"{len(long)} of {len(ids)} prompts are longer than {limit} tokens and were cut ({data.truncation})."
         )
     return [truncate(row, limit, data.truncation) for row in ids]
-
-
-def build_engine(config: GenerationConfig, model_path: str, tokenizer) -> tuple[RolloutEngine, tuple[int, ...]]:
-    """The engine with the model's weights, and the tokens that end a response."""
-    import torch
-
-    from verl.core.controller.roles import choose_device
-    from verl.core.model_engine.loading import load_config, load_policy
-    from verl.core.rollout_engine.factory import DTYPES, make_rollout_engine
-
-    rollout, code = config.rollout, config.model.trust_remote_code
-    device = choose_device(config.trainer.device)
-    dtype = DTYPES[rollout.dtype] if rollout.dtype else (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    hf_config = load_config(model_path, trust_remote_code=code, key="model.path")
-    model = load_policy(model_path, hf_config, dtype, trust_remote_code=code, key="model.path").requires_grad_(False)
-    weights = dict(model.named_parameters())
-    engine, notice = make_rollout_engine(
-        engine_config(config),
-        model_path=model_path,
-        hf_config=hf_config,
-        device=device,
-        trainer_weights=weights,
-        trainer_dtype=dtype,
-        max_prompt_length=rollout.prompt_length,
-        max_response_length=rollout.response_length,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    if notice:
-        print_notice(notice)
-    engine.wake()
-    engine.load_weights(weights.items(), version=0)
-    more = getattr(model.generation_config, "eos_token_id", None)
-    stops = {tokenizer.eos_token_id, *([more] if isinstance(more, int) else more or [])}
-    return engine, tuple(sorted(stops))
-
-
-def engine_config(config: GenerationConfig) -> RolloutConfig:
-    """What the engines read, in the form in which the trainer gives it to them."""
-    rollout = config.rollout
-    return RolloutConfig(
-        name=rollout.name,
-        dtype=rollout.dtype,
-        seed=rollout.seed,
-        max_num_seqs=rollout.max_num_seqs,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        enforce_eager=rollout.enforce_eager,
-        tensor_model_parallel_size=rollout.tensor_model_parallel_size,
-    )
-
-
-def sampling(config: GenerationConfig, stops: tuple[int, ...]) -> SamplingParams:
-    """Greedy with rollout.do_sample=False."""
-    from verl.core.rollout_engine.api import SamplingParams
-
-    rollout = config.rollout
-    return SamplingParams(
-        max_tokens=rollout.response_length,
-        n=config.data.n_samples,
-        temperature=rollout.temperature if rollout.do_sample else 0.0,
-        top_k=rollout.top_k if rollout.do_sample else -1,
-        top_p=rollout.top_p if rollout.do_sample else 1.0,
-        stop_token_ids=stops,
-        seed=rollout.seed,
-    )
 
 
 def generate(

@@ -29,7 +29,9 @@ def precheck(config: PPOConfig, with_critic: bool | None = None) -> BatchPlan:
     if custom is not None:
         find_file(custom)
     required = {"data.prompt_key": data.prompt_key}
-    if custom is None and not config.trainer.plugins:  # either may score prompts without a data source
+    model_alone = config.reward_model.enable and config.reward_model.combine == "replace"
+    # Each of these may score prompts without a data source.
+    if custom is None and not config.trainer.plugins and not model_alone:
         required["data.reward_fn_key"] = data.reward_fn_key
     train = list_files(data.train_files, "data.train_files")
     val = list_files(data.val_files, "data.val_files") if data.val_files else []

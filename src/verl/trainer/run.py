@@ -17,14 +17,17 @@ from verl.config.compose import print_notice
 from verl.config.derived import kl_in_reward_coef, num_devices
 from verl.config.schema import PPOConfig
 from verl.core.checkpoint_engine.store import CheckpointStore, step_of
+from verl.core.controller.resources import is_distributed
 from verl.core.controller.roles import Roles, build_roles, check_placement
 from verl.core.model_engine.loading import load_tokenizer, resolve_model_path
+from verl.core.reward_model.factory import CheckedRewardModel, build_reward_model, check_reward_model
 from verl.data.batch import SampleBatch
 from verl.data.prompts import PromptDataset, load_prompts
 from verl.data.sampler import PromptSampler
 from verl.data.schema import UNNAMED_SOURCE
 from verl.rewards.manager import RewardManager
 from verl.rewards.registry import find_scorer
+from verl.rewards.types import ScoringModel
 from verl.tracking.files import read_run
 from verl.tracking.tracker import Tracker
 from verl.trainer.algorithm import choose_algorithm, needs_reference_model
@@ -90,6 +93,8 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     # Before the folder is made: a mistyped path leaves nothing behind.
     CheckpointStore(folder).find(config.trainer.resume_mode, config.trainer.resume_from_path)
     resolve_model_path(config.actor_rollout_ref.model.path)
+    if config.reward_model.enable:
+        resolve_model_path(config.reward_model.model.path, "reward_model.model.path")
     lock = FolderLock(folder)
     try:
         return _prepare(config, notices, algorithm, asked, device, lock)
@@ -117,6 +122,7 @@ def _prepare(
     model_path = resolve_model_path(model.path)
     tokenizer = load_tokenizer(model.tokenizer_path or model_path, trust_remote_code=model.trust_remote_code)
     prompts, val_prompts, rewards = _load_data(config, tokenizer)
+    reward_model = check_reward_model(config.reward_model) if config.reward_model.enable else None
     plan = BatchPlan.make(config, len(prompts), num_devices(config.trainer), with_critic=with_critic)
     print(plan.table(), flush=True)
     notices = [*notices, *algorithm_notices(config, policy_loss)]
@@ -134,6 +140,8 @@ def _prepare(
     if resume_from is not None and not config.trainer.val_only:
         _check_steps_left(folder, resume_from, plan.total_steps)
     roles = build_roles(config, plan, device, model_path, tokenizer, with_critic, with_reference)
+    if reward_model is not None:
+        rewards.attach(_place_reward_model(config, reward_model, device, roles.notices))
     tracker = Tracker(
         config.trainer,
         dataclasses.asdict(config),
@@ -154,18 +162,33 @@ def _prepare(
     return run
 
 
+def _place_reward_model(
+    config: PPOConfig, checked: CheckedRewardModel, device: torch.device, notices: list[str]
+) -> ScoringModel:
+    """The reward model, on `device` or in a worker of Ray; adds to `notices`."""
+    if is_distributed(config):
+        from verl.core.reward_model.on_ray import RayRewardModel
+
+        scorer: ScoringModel = RayRewardModel(config)
+        notice = scorer.notice
+    else:
+        scorer, notice = build_reward_model(config.reward_model, checked, device)
+    notices += [f"reward_model: {notice}"] if notice else []
+    return scorer
+
+
 def _load_data(config: PPOConfig, tokenizer: Any) -> tuple[PromptDataset, PromptDataset | None, RewardManager]:
     """Prompts of training and validation, and the reward that can score both."""
-    custom = config.custom_reward_function.path is not None
+    rewards = RewardManager(config.reward, config.custom_reward_function, config.reward_model)
+    built_in = rewards.uses_rules and rewards.custom is None
     data = {
         "config": config.data,
         "tokenizer": tokenizer,
-        "require_ground_truth": not custom,
-        "require_source": not custom and find_scorer(UNNAMED_SOURCE) is None,
+        "require_ground_truth": built_in,
+        "require_source": built_in and find_scorer(UNNAMED_SOURCE) is None,
     }
     prompts = load_prompts(config.data.train_files, split="train", **data)
     val_prompts = load_prompts(config.data.val_files, split="val", **data) if config.data.val_files else None
-    rewards = RewardManager(config.reward, config.custom_reward_function)
     rewards.check(prompts.data_sources | (val_prompts.data_sources if val_prompts else set()))
     return prompts, val_prompts, rewards
 

@@ -84,7 +84,9 @@ def submit_rewards(run: Run, batch: SampleBatch) -> RewardHandle:
     texts = run.tokenizer.batch_decode([ids.tolist() for ids in batch["response_ids"].rows()], skip_special_tokens=True)
     mask = batch["response_mask"]
     tokens = mask.with_values(mask.values.long()).sums().tolist()
-    columns = zip(batch["data_source"], texts, batch["ground_truth"], batch["extra_info"], tokens)
+    names = ("data_source", "ground_truth", "extra_info", "raw_prompt")
+    source, truth, extra, messages = (batch[name] for name in names)
+    columns = zip(source, texts, truth, extra, tokens, messages)
     return run.rewards.submit([RewardInput(*row) for row in columns])
 
 

@@ -25,6 +25,7 @@ from verl.config.schema.reward import (
     RewardKwargsConfig,
     RewardManagerConfig,
 )
+from verl.config.schema.reward_model import JudgeConfig, RewardModelConfig
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig, WeightSyncConfig
 from verl.config.schema.root import ActorRolloutRefConfig, PPOConfig
 from verl.config.schema.sft import SFTConfig, SFTDataConfig
@@ -44,6 +45,7 @@ __all__ = [
     "FSDPConfig",
     "FilterGroupsConfig",
     "GenerationConfig",
+    "JudgeConfig",
     "KLControlConfig",
     "ModelConfig",
     "OptimConfig",
@@ -57,6 +59,7 @@ __all__ = [
     "RewardConfig",
     "RewardKwargsConfig",
     "RewardManagerConfig",
+    "RewardModelConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
     "SFTConfig",

@@ -8,6 +8,7 @@ from verl.config.schema.data import DataConfig
 from verl.config.schema.options import opt
 from verl.config.schema.ray import RayConfig
 from verl.config.schema.reward import CustomRewardConfig, RewardConfig
+from verl.config.schema.reward_model import RewardModelConfig
 from verl.config.schema.rollout import RolloutConfig
 from verl.config.schema.trainer import TrainerConfig
 
@@ -31,5 +32,6 @@ class PPOConfig:
     algorithm: AlgorithmConfig = opt(AlgorithmConfig, "algorithm")
     reward: RewardConfig = opt(RewardConfig, "rewards")
     custom_reward_function: CustomRewardConfig = opt(CustomRewardConfig, "your own reward function")
+    reward_model: RewardModelConfig = opt(RewardModelConfig, "a model that scores responses")
     trainer: TrainerConfig = opt(TrainerConfig, "the run")
     ray_kwargs: RayConfig = opt(RayConfig, "Ray (used on more than one device)")

@@ -25,10 +25,11 @@ class Role(enum.Enum):
     Actor = "actor"
     Rollout = "rollout"
     Critic = "critic"
+    RewardModel = "reward model"
 
     @property
     def trains(self) -> bool:
-        return self is not Role.Rollout
+        return self not in (Role.Rollout, Role.RewardModel)
 
     @property
     def generates(self) -> bool:
@@ -85,6 +86,15 @@ def plan_pools(config: PPOConfig, with_critic: bool, with_reference: bool, devic
             ResourcePool("rollout", rollout.nnodes, rollout.n_gpus_per_node, (Role.Rollout,), keys, per_worker)
         )
     return pools
+
+
+def reward_pool(config: PPOConfig, device_type: str) -> list[ResourcePool]:
+    """The device of the reward model, which is beside the others'; [] where there is none."""
+    if not config.reward_model.enable:
+        return []
+    per_worker = {"GPU": 1.0, "CPU": CPUS_OF_GPU_WORKER} if device_type == "cuda" else {"CPU": CPUS_OF_CPU_WORKER}
+    keys = "reward_model.enable=True"
+    return [ResourcePool("reward model", 1, 1, (Role.RewardModel,), keys, per_worker)]
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,8 @@ def check_this_machine(config: PPOConfig, with_critic: bool, with_reference: boo
 
     gpus: usable here; 0 takes CPU processes.
     """
-    pools = plan_pools(config, with_critic, with_reference, "cuda" if gpus else "cpu")
+    device_type = "cuda" if gpus else "cpu"
+    pools = [*plan_pools(config, with_critic, with_reference, device_type), *reward_pool(config, device_type)]
     cpus = config.ray_kwargs.ray_init.num_cpus or cpu_count()
     check(pools, [Node(THIS_MACHINE, {"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})})], THIS_MACHINE)
 

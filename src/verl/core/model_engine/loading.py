@@ -94,7 +94,7 @@ def _quiet_hub() -> Iterator[None]:
         hub_logging.set_verbosity(before)
 
 
-def _from_hub(what: str, path: str, key: str, load):
+def from_hub(what: str, path: str, key: str, load):
     """Run `load()`, turning a hub's failure into words."""
     try:
         with _quiet_hub():
@@ -126,7 +126,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, key: str = "ac
     """The tokenizer, with a pad token (the end token where the checkpoint names none)."""
     from transformers import AutoTokenizer
 
-    tokenizer = _from_hub(
+    tokenizer = from_hub(
         "tokenizer", path, key, lambda: AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     )
     if tokenizer.eos_token_id is None:
@@ -147,7 +147,7 @@ def load_config(
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    config = _from_hub(
+    config = from_hub(
         "config", path, key, lambda: AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     )
     for name, value in (override or {}).items():
@@ -203,7 +203,7 @@ def load_policy(
         model.config.dtype = stored
         return model
     with _fits_checkpoint(override, path, key):
-        model = _from_hub(
+        model = from_hub(
             "model",
             path,
             key,
@@ -257,7 +257,7 @@ def load_value_model(
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # that the head is new is what is wanted, not a warning
     with _fits_checkpoint(override, path, "critic.model.path"):
-        model, info = _from_hub("value model", path, "critic.model.path", load)
+        model, info = from_hub("value model", path, "critic.model.path", load)
     transformers_logging.set_verbosity(before)
     model.config.dtype = stored
     if not hasattr(model, "score"):

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def check_engine(config: RolloutConfig) -> None:
-    """Find what is wrong with the choice of engine without loading anything.
+def check_engine(config: RolloutConfig, key: str = "rollout") -> None:
+    """Find what is wrong with the choice of engine without loading anything. key: the section, for messages.
 
     Raises:
         ConfigError: the engine is not installed or not in this version, or does not do what is asked of it.
     """
     if config.tensor_model_parallel_size > 1 and config.name != "vllm":
         raise ConfigError(
-            f"rollout.tensor_model_parallel_size={config.tensor_model_parallel_size}: only rollout.name=vllm splits the "
-            f"rollout model over devices; with rollout.name={config.name} set it to 1."
+            f"{key}.tensor_model_parallel_size={config.tensor_model_parallel_size}: only {key}.name=vllm splits the "
+            f"rollout model over devices; with {key}.name={config.name} set it to 1."
         )
     if config.name not in ("native", "hf", "vllm"):
-        raise ConfigError(f"rollout.name={config.name} is not in this version. Write rollout.name=native, hf or vllm.")
+        raise ConfigError(f"{key}.name={config.name} is not in this version. Write {key}.name=native, hf or vllm.")
     if config.name == "vllm":
         from verl.core.rollout_engine.vllm_setup import check_installed
 
