@@ -16,12 +16,19 @@ USAGE = """usage: verl COMMAND ...
   verl sft key=value ...       fine-tune on conversations (python3 -m verl.trainer.sft_trainer)
   verl generate key=value ...  responses to a file of prompts (python3 -m verl.trainer.main_generation)
   verl eval key=value ...      score a file of responses (python3 -m verl.trainer.main_eval)
+  verl serve model=PATH ...    answer over HTTP, to OpenAI's clients and to trainers (python3 -m verl.trainer.main_serve)
   verl merge ...               write a checkpoint as a Hugging Face folder (python3 -m verl.model_merger merge)
   verl help [WORD]             all options, or those with WORD in their name or help
   verl --version               print the version
 """
 
-MODULES = {"train": "main_ppo", "sft": "sft_trainer", "generate": "main_generation", "eval": "main_eval"}
+MODULES = {
+    "train": "main_ppo",
+    "sft": "sft_trainer",
+    "generate": "main_generation",
+    "eval": "main_eval",
+    "serve": "main_serve",
+}
 COMMANDS = (*MODULES, "plan", "merge", "help")
 
 

@@ -11,14 +11,14 @@ from source_types import Read, read_sources, schema_classes
 
 import verl
 from verl.config.keys import schema_keys
-from verl.config.schema import EvalConfig, GenerationConfig, PPOConfig, SFTConfig
+from verl.config.schema import EvalConfig, GenerationConfig, PPOConfig, ServeConfig, SFTConfig
 
 # Options that are right although no code outside verl.config reads them, each with its reason.
 EXCEPTIONS: dict[str, str] = {
     "ActorConfig.strategy": "its two values mean the same engine; the schema rejects all others",
 }
 
-SCHEMAS = (PPOConfig, SFTConfig, EvalConfig, GenerationConfig)
+SCHEMAS = (PPOConfig, SFTConfig, EvalConfig, GenerationConfig, ServeConfig)
 
 # What these modules of verl.config compute is read in place of the options that it is made from.
 DERIVED = ("verl.config.derived", "verl.config.batch_plan")

@@ -13,14 +13,14 @@ import pytest
 from verl.algorithms.registry import get_policy_loss
 from verl.config.compose import compose
 from verl.config.keys import options, schema_keys
-from verl.config.schema import EvalConfig, GenerationConfig, PPOConfig, SFTConfig
+from verl.config.schema import EvalConfig, GenerationConfig, PPOConfig, ServeConfig, SFTConfig
 from verl.config.validate import validate
 from verl.model_merger.__main__ import parser
 from verl.trainer import stages
 from verl.trainer.algorithm_index import builtin_advantages, builtin_policy_losses
 
 ROOT = Path(__file__).parents[2]
-SCHEMAS = (PPOConfig, SFTConfig, EvalConfig, GenerationConfig)
+SCHEMAS = (PPOConfig, SFTConfig, EvalConfig, GenerationConfig, ServeConfig)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -47,7 +47,7 @@ def test_keys_exist(page):
     if page.name == "config.md":  # made from the schema, and it lists retired keys
         return
     # Elsewhere a word such as rollout.n is short for a key of the RL trainer.
-    schemas = SCHEMAS if page.name == "trainers.md" else SCHEMAS[:1]
+    schemas = SCHEMAS if page.name in ("trainers.md", "serving.md") else SCHEMAS[:1]
     known = {name: key for schema in schemas for name, key in options(schema).items()}
     sections = {name for schema in schemas for name in schema_keys(schema)} - set(known)
     roots = {name.partition(".")[0] for name in known}

@@ -64,7 +64,7 @@ def help_text(word: str = "", schema: type = PPOConfig, *, width: int | None = N
         return f"No option has '{word}' in its name or help.{mend}\n"
     lines = []
     for section, keys in _by_section(chosen):
-        lines += ["", f"{section}: {schema_keys(schema)[section].help}"]
+        lines += ["", f"{section}: {schema_keys(schema)[section].help}"] if section else [""]
         for key in keys:
             lines.append(f"  {key.name}={default_text(key.default)}")
             lines += textwrap.wrap(full_help(key), width, initial_indent="      ", subsequent_indent="      ")

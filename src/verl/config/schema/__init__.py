@@ -28,6 +28,7 @@ from verl.config.schema.reward import (
 from verl.config.schema.reward_model import JudgeConfig, RewardModelConfig
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig, WeightSyncConfig
 from verl.config.schema.root import ActorRolloutRefConfig, PPOConfig
+from verl.config.schema.serve import ServeConfig, ServeRolloutConfig
 from verl.config.schema.sft import SFTConfig, SFTDataConfig
 from verl.config.schema.tools import EvalConfig, GenerationConfig
 from verl.config.schema.trainer import TrainerConfig
@@ -64,6 +65,8 @@ __all__ = [
     "RolloutCorrectionConfig",
     "SFTConfig",
     "SFTDataConfig",
+    "ServeConfig",
+    "ServeRolloutConfig",
     "TrainerConfig",
     "ValSamplingConfig",
     "WeightSyncConfig",

@@ -51,12 +51,16 @@ class Feed:
     block where there is nothing to generate); or None: no more will come, and the stream ends with what it has.
     sampling: temperature, top_k, top_p and stop tokens are those of every request, max_tokens is no less than any's.
     longest: bound of prompt plus response, in tokens. samples: of how many to make room for at once; more wait.
+    watched: numbers of requests whose samples are looked at while they are drawn: `show` gets (request, sample, token ids,
+    log-probs) of what each of them drew since the last time, in the same thread. The owner may change the set at any time.
     """
 
     take: Callable[[bool], list[Request] | None]
     sampling: SamplingParams
     longest: int
     samples: int
+    show: Callable[[int, int, list[int], list[float]], None] | None = None
+    watched: set[int] = field(default_factory=set)
 
 
 @dataclass

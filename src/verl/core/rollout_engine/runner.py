@@ -127,6 +127,14 @@ class Runner:
         return Drawn(self.state.out_tokens[index, :widest], self.state.out_log_probs[index, :widest], counts)
 
     @torch.inference_mode()
+    def peek(self, slots: list[int], spans: list[tuple[int, int]]) -> list[tuple[list[int], list[float]]]:
+        """(tokens, log-probs) that each of `slots` drew, from the first of its span to before the last; waits for the device."""
+        index, low, high = self._index(slots), min(a for a, _ in spans), max(b for _, b in spans)
+        tokens = self.state.out_tokens[index, low:high].tolist()
+        log_probs = self.state.out_log_probs[index, low:high].tolist()
+        return [(t[a - low : b - low], p[a - low : b - low]) for t, p, (a, b) in zip(tokens, log_probs, spans)]
+
+    @torch.inference_mode()
     def compact(self, sources: list[int], targets: list[int], n: int, context: int) -> None:
         """Move sequences from slots `sources` to `targets`; slots n and up are free then. context: as in `decode`."""
         if sources:

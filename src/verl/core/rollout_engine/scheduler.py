@@ -21,12 +21,13 @@ COMPACT_SHARE = 16
 
 @dataclass
 class Sample:
-    """A sample in a slot. drawn: tokens so far, as of the last look at the device."""
+    """A sample in a slot. drawn: tokens so far, as of the last look at the device; shown: of these, to who watches it."""
 
     request: int
     index: int
     start: Start
     drawn: int = 0
+    shown: int = 0
 
     @property
     def position(self) -> int:
@@ -59,6 +60,7 @@ class Schedule:
         self._slots, self._check_every, self._token_budget = slots, check_every, token_budget
         self._version, self._stats, self._aborted = version, stats, aborted
         self._feed, self._taken = feed, len(requests)
+        self._watched, self._show = (feed.watched, feed.show) if feed is not None else (set(), None)
         self._waiting: deque[tuple[int, int]] = deque()
         self._left: dict[int, int] = {}  # samples of each request that have not come yet
         self._active: list[Sample] = []  # by slot
@@ -171,6 +173,8 @@ class Schedule:
         done, counts = self._runner.progress(len(self._active))
         for sample, count in zip(self._active, counts):
             sample.drawn = count
+        if self._watched:
+            self._show_drawn()
         out = [slot for slot, s in enumerate(self._active) if done[slot] or s.request in self._aborted]
         if not out or (len(out) < len(self._active) and len(out) * COMPACT_SHARE < len(self._active)):
             return [], None
@@ -178,6 +182,15 @@ class Schedule:
         drawn = self._runner.collect(out, [s.drawn for s in leaving])
         self._close_gaps(set(out), context)
         return leaving, drawn
+
+    def _show_drawn(self) -> None:
+        new = {slot: s for slot, s in enumerate(self._active) if s.request in self._watched and s.drawn > s.shown}
+        if not new or self._show is None:
+            return
+        rows = self._runner.peek(list(new), [(s.shown, s.drawn) for s in new.values()])
+        for sample, (tokens, log_probs) in zip(new.values(), rows):
+            sample.shown = sample.drawn
+            self._show(sample.request, sample.index, tokens, log_probs)
 
     def _close_gaps(self, out: set[int], context: int) -> None:
         left = len(self._active) - len(out)
