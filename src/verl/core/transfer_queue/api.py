@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from verl.data.batch import SampleBatch
+if TYPE_CHECKING:  # it brings torch, which the process that keeps a cluster's books does without
+    from verl.data.batch import SampleBatch
 
 Row = tuple[str, int, Mapping[str, Any]]
 """(uid of the group, number of the sample in it, fields)."""

@@ -77,12 +77,15 @@ class Consumer:
 
 @dataclass(eq=False)
 class RoomRequest:
+    """added: whether the group was."""
+
     who: str
     uid: str
     size: int
     order: int
     version: int
     since: float = field(default_factory=time.monotonic)
+    added: bool = False
 
 
 @dataclass(eq=False)
@@ -147,6 +150,7 @@ class Ledger:
         self._added += 1
         self._counts["groups_added"] += 1
         self._hold(request.uid, request.size, request.order, request.version)
+        request.added = True
         return True
 
     def _hold(self, uid: str, size: int, order: int, version: int) -> Group:
@@ -294,6 +298,9 @@ class Ledger:
         if version < self.version:
             raise ValueError(f"the policy's version goes from {self.version} back to {version}")
         self.version = version
+
+    def end(self) -> None:
+        self.ended = True
 
     def close(self, error: BaseException | None) -> None:
         if self.closed is None:

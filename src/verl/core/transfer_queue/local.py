@@ -103,7 +103,7 @@ class LocalTransferQueue:
 
     def end(self) -> None:
         with self._lock:
-            self._ledger.ended = True
+            self._ledger.end()
             self._wake()
 
     def close(self, error: BaseException | None = None) -> None:
