@@ -258,22 +258,20 @@ class Plant:
             self.all_put.wait(0 if some else 0.001)
 
     def refer(self):
-        with pytest.raises(QueueEnded):
-            while taken := self.queue.take("reference", 1):
-                rows = enumerate(zip(taken["uid"], taken["ids"].rows()))
-                self.queue.put_many([(uid, i, {"ref": row * 2}) for i, (uid, row) in rows])
+        while taken := self.queue.take("reference", 1):
+            rows = enumerate(zip(taken["uid"], taken["ids"].rows()))
+            self.queue.put_many([(uid, i, {"ref": row * 2}) for i, (uid, row) in rows])
 
     def train(self):
         sizes = {f"u{i}": self.SIZE for i in range(self.groups)}
-        with pytest.raises(QueueEnded):
-            while taken := self.queue.take("trainer", 2):
-                found = check_batch(taken, ("ids", "score"), sizes)
-                assert (taken["ref"].values == taken["ids"].values * 2).all()
-                self.queue.release(taken["uid"])
-                with self.lock:
-                    self.trained.update(found)
-                    self.version = sum(self.trained.values()) // self.BATCH
-                    self.queue.advance(self.version)
+        while taken := self.queue.take("trainer", 2):
+            found = check_batch(taken, ("ids", "score"), sizes)
+            assert (taken["ref"].values == taken["ids"].values * 2).all()
+            self.queue.release(taken["uid"])
+            with self.lock:
+                self.trained.update(found)
+                self.version = sum(self.trained.values()) // self.BATCH
+                self.queue.advance(self.version)
 
 
 def test_many_threads(make_queue, in_thread):
@@ -281,14 +279,15 @@ def test_many_threads(make_queue, in_thread):
     queue = make_queue(capacity=3 * Plant.BATCH, staleness=2, groups_per_version=Plant.BATCH)
     plant = Plant(queue, groups)
     producers = [in_thread(plant.produce, f"producer {i}") for i in range(3)]
-    others = [in_thread(plant.score, f"scorer {i}") for i in range(2)]
-    others += [in_thread(plant.refer), *(in_thread(plant.train, f"trainer {i}") for i in range(2))]
+    scorers = [in_thread(plant.score, f"scorer {i}") for i in range(2)]
+    takers = [in_thread(plant.refer), *(in_thread(plant.train, f"trainer {i}") for i in range(2))]
     for thread in producers:
         assert thread.result(60) is None, [str(w) for w in queue.waiting()]
     queue.end()
     plant.all_put.set()
-    for thread in others:
-        assert thread.result(60) is None, [str(w) for w in queue.waiting()]
+    assert [thread.result(60) for thread in scorers] == [None, None]
+    for thread in takers:
+        assert isinstance(thread.result(60), QueueEnded), [str(w) for w in queue.waiting()]
     failed = [f"u{i}" for i in range(3, groups, 7)]
     assert len(plant.produced) == groups - len(failed)
     assert Counter(plant.produced) == plant.trained

@@ -79,12 +79,12 @@ def test_released_rows_leave_the_object_store(queue):
     queue.register("trainer", ["ids"])
     add(queue, "a", "b")
     queue.put_many([(uid, 0, {"ids": torch.arange(100_000)}) for uid in ("a", "b")])
-    weak = ray.get(queue._actor.__ray_call__.remote(lambda actor: actor._refs["b"][0][0].hex()))
+    weak = ray.get(queue._actor.__ray_call__.remote(lambda actor: actor._chunks["b"][0][0].hex()))
 
     def held():
         from ray._private.internal_api import memory_summary
 
-        return weak in memory_summary(stats_only=False)
+        return weak in memory_summary(ray.get_runtime_context().gcs_address, stats_only=False)
 
     until(held)
     queue.release(["a"])

@@ -12,26 +12,31 @@ from ray import ObjectRef
 
 from verl.core.transfer_queue.ledger import Bounds, Entry, Ledger, RoomRequest, TakeRequest
 
+SMALL = 100_000
+"""Bytes of a chunk that is kept here and travels with the answer, as small arguments of Ray's calls do."""
+
+Chunk = bytes | ObjectRef
+
 
 @dataclass(frozen=True)
 class Stored:
-    """Where the rows of some groups are. uids: of each row. refs: chunks of rows. chunks: for each row, numbers of its refs."""
+    """Where the rows of some groups are. uids: of each row. chunks: of rows. places: for each row, the numbers of its chunks."""
 
     uids: list[str]
-    refs: list[ObjectRef]
-    chunks: list[list[int]]
+    chunks: list[Chunk]
+    places: list[list[int]]
 
 
 class QueueActor:
-    """The books, and references to the rows in Ray's object store.
+    """The books, small chunks of rows, and references to large ones in Ray's object store.
 
-    This process puts the rows there and so owns them: what a producer has put outlives it. Callers wait in coroutines, which
-    keep nobody else waiting.
+    This process puts them there and so owns them: what a producer has put outlives it. Callers wait in coroutines, which keep
+    nobody else waiting.
     """
 
     def __init__(self, bounds: Bounds, version: int):
         self._ledger = Ledger(bounds, version)
-        self._refs: dict[str, list[list[ObjectRef]]] = {}  # uid -> sample -> chunks with fields of it
+        self._chunks: dict[str, list[list[Chunk]]] = {}  # uid -> sample -> chunks with fields of it
         lock = asyncio.Lock()
         self._room, self._ready = asyncio.Condition(lock), asyncio.Condition(lock)
 
@@ -43,7 +48,7 @@ class QueueActor:
             finally:
                 self._settle(request)
             if request.added:
-                self._refs[uid] = [[] for _ in range(size)]
+                self._chunks[uid] = [[] for _ in range(size)]
                 self._ready.notify_all()
             return request.added
 
@@ -68,16 +73,16 @@ class QueueActor:
                 self._ready.notify_all()
 
     def _keep(self, rows: Sequence[Entry], chunk: bytes) -> None:
-        ref = ray.put(chunk)
+        kept = chunk if len(chunk) <= SMALL else ray.put(chunk)
         for uid, index in dict.fromkeys((uid, index) for uid, index, *_ in rows):
-            self._refs[uid][index].append(ref)
+            self._chunks[uid][index].append(kept)
 
     async def books(self, method: str, *arguments: Any) -> Any:
         """Call a method of the books that changes them without waiting."""
         async with self._room:
             result = getattr(self._ledger, method)(*arguments)
-            for uid in [uid for uid in self._refs if uid not in self._ledger.groups]:
-                del self._refs[uid]
+            for uid in [uid for uid in self._chunks if uid not in self._ledger.groups]:
+                del self._chunks[uid]
             self._room.notify_all()
             self._ready.notify_all()
             return result
@@ -94,19 +99,21 @@ class QueueActor:
 
     async def state(self) -> tuple[dict[str, Any], Stored]:
         async with self._room:
-            return self._ledger.state(), self._stored(list(self._refs))
+            return self._ledger.state(), self._stored(list(self._chunks))
 
     async def load(self, books: dict[str, Any], chunks: Sequence[tuple[Sequence[Entry], bytes]]) -> None:
         async with self._room:
             self._ledger.load(books, [entry for rows, _ in chunks for entry in rows])
-            self._refs = {known["uid"]: [[] for _ in range(known["size"])] for known in books["groups"]}
+            self._chunks = {known["uid"]: [[] for _ in range(known["size"])] for known in books["groups"]}
             for rows, chunk in chunks:
                 self._keep(rows, chunk)
 
     def _stored(self, uids: Sequence[str]) -> Stored:
-        rows = [(uid, refs) for uid in uids for refs in self._refs[uid]]
-        numbers = {ref: i for i, ref in enumerate(dict.fromkeys(ref for _, refs in rows for ref in refs))}
-        return Stored([uid for uid, _ in rows], list(numbers), [[numbers[ref] for ref in refs] for _, refs in rows])
+        rows = [(uid, chunks) for uid in uids for chunks in self._chunks[uid]]
+        distinct = {id(chunk): chunk for _, chunks in rows for chunk in chunks}
+        numbers = dict(zip(distinct, range(len(distinct))))
+        places = [[numbers[id(chunk)] for chunk in chunks] for _, chunks in rows]
+        return Stored([uid for uid, _ in rows], list(distinct.values()), places)
 
 
 async def _wait(condition: asyncio.Condition, attempt: Callable[[], bool], timeout: float | None) -> None:

@@ -1,4 +1,4 @@
-"""The transfer queue of a Ray cluster: books in one actor, rows in the object store."""
+"""The transfer queue of a Ray cluster: books in one actor, rows beside them or, where they are large, in the object store."""
 
 from __future__ import annotations
 
@@ -150,9 +150,11 @@ def _to_numpy(values: torch.Tensor) -> tuple[Any, torch.dtype]:
 
 def fetch(stored: Stored) -> list[dict[str, Any]]:
     """The rows, each with the fields of all its chunks."""
-    chunks = [from_bytes(chunk) for chunk in ray.get(stored.refs)]
+    large = [chunk for chunk in stored.chunks if isinstance(chunk, ray.ObjectRef)]
+    fetched = dict(zip(large, ray.get(large)))
+    chunks = [from_bytes(fetched[c] if isinstance(c, ray.ObjectRef) else c) for c in stored.chunks]
     rows, index, previous = [], 0, None
-    for uid, numbers in zip(stored.uids, stored.chunks, strict=True):
+    for uid, numbers in zip(stored.uids, stored.places, strict=True):
         index = index + 1 if uid == previous else 0
         previous = uid
         row: dict[str, Any] = {}
