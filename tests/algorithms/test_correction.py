@@ -128,6 +128,9 @@ def test_mismatch_metrics_by_hand():
     assert metrics["rollout_corr/training_ppl"] == pytest.approx(math.e)
     assert metrics["rollout_corr/rollout_ppl"] == pytest.approx((math.exp(2) + math.exp(0.5)) / 2)
     assert metrics["rollout_corr/ppl_ratio"] == pytest.approx((math.exp(-1) + math.exp(0.5)) / 2)
+    ratios = [1, math.exp(2), math.exp(-0.5)]
+    effective = sum(ratios) ** 2 / (3 * sum(w * w for w in ratios))
+    assert metrics["rollout_corr/eff_sample_size"] == pytest.approx(effective)
 
 
 def test_correlation():

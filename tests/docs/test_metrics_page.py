@@ -27,7 +27,7 @@ SOURCES = [
     ROOT / "src/verl/algorithms/correction.py",
     ROOT / "src/verl/core/controller/distributed.py",
 ]
-PREFIXES = "train|actor|critic|perf|timing|timing_per_token_ms|training|val|response|response_length|prompt_length|reward|rollout_corr"
+PREFIXES = "queue|train|actor|critic|perf|timing|timing_per_token_ms|training|val|response|response_length|prompt_length|reward|rollout_corr"
 ON_GPUS_ALONE = {
     *("perf/mfu", "perf/mfu/actor", "perf/mfu/critic"),
     *("perf/peak_memory_gb/gen", "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb"),
@@ -56,6 +56,7 @@ RUNS = {
         "actor_rollout_ref__rollout__val_kwargs__do_sample": True,
         "actor_rollout_ref__rollout__val_kwargs__temperature": 1.0,
     },
+    "fully_async": {"trainer__pipeline": "fully_async"},
     "remax": {
         "algorithm__adv_estimator": "remax",
         "actor_rollout_ref__actor__policy_loss__loss_mode": "clip_cov",

@@ -17,6 +17,16 @@ from verl.trainer import checkpoints
 METRICS = {"actor/pg_loss": 0.1, "critic/score/max": 1}
 
 
+class FakePrompts:
+    fingerprint = "data"
+
+    def __init__(self, size=8):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+
 def fake_run(folder, *, step=0, critic=None, coef=None):
     return SimpleNamespace(
         config=config(),
@@ -28,6 +38,9 @@ def fake_run(folder, *, step=0, critic=None, coef=None):
         tracker=FakeTracker(),
         step=step,
         surplus=None,
+        ahead=None,
+        left_ahead=None,
+        prompts=FakePrompts(),
     )
 
 
@@ -49,6 +62,30 @@ def test_everything_comes_back(tmp_path):
     assert torch.equal(torch.rand(3), drawn)
     assert run.tracker.restored == [(METRICS, 2)]
     assert "2 steps are done" in run.tracker.notices[-1]
+
+
+AHEAD = {"queue": {"version": 2}, "prompts": [["train-3-0-1", 1, 4]], "begun": []}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "size", "taken", "told"),
+    [
+        ("fully_async", 8, AHEAD, None),
+        ("sync", 8, None, "1 prompts had been drawn ahead by an asynchronous pipeline"),
+        ("one_step_off", 9, None, "belongs to other training data"),
+    ],
+)
+def test_what_was_generated_ahead_comes_back(tmp_path, pipeline, size, taken, told):
+    saved = fake_run(tmp_path, step=2)
+    saved.ahead = SimpleNamespace(state_dict=lambda: AHEAD)
+    folder = checkpoints.save(saved, METRICS)
+    run = fake_run(tmp_path)
+    run.config = config(f"trainer.pipeline={pipeline}")
+    run.sampler = PromptSampler(size, 2, seed=1, fingerprint="data")
+    run.prompts = FakePrompts(size)
+    checkpoints.resume(run, folder)
+    assert run.left_ahead == taken
+    assert told is None or any(told in notice for notice in run.tracker.notices)
 
 
 def test_line_of_another_runs_step_is_not_taken_over(tmp_path):

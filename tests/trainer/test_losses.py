@@ -9,7 +9,7 @@ from tests.trainer.fakes import batch_of
 from verl.algorithms.inputs import PolicyLossOptions
 from verl.algorithms.registry import PolicyLoss, get_policy_loss
 from verl.core.model_engine.api import TokenOutputs
-from verl.trainer.losses import ActorLoss, CriticLoss, select_tokens, with_loss_weights
+from verl.trainer.losses import ActorLoss, CriticLoss, mismatch_of_update, select_tokens, with_loss_weights
 
 MASK = [[1, 1, 0], [1]]
 ADVANTAGES = [[1.0, -2.0, 5.0], [3.0]]
@@ -99,6 +99,10 @@ def test_mismatch_with_the_rollout_counts_policy_tokens_alone():
     _, _, metrics = evaluate(loss, samples(rollout_log_probs=rollout.log().split([3, 1])))
     assert metrics["rollout_probs_diff_max"] == pytest.approx(0.06, rel=1e-4)
     assert metrics["rollout_probs_diff_mean"] == pytest.approx(0.09, rel=1e-4)  # a sum, to be divided by three tokens
+    probabilities = LOG_PROBS.exp()
+    ratios = [float(probabilities[i] / rollout[i]) for i in (0, 1, 3)]  # the third token is not the policy's
+    effective = mismatch_of_update(metrics)["rollout_corr/eff_sample_size"]
+    assert effective == pytest.approx(sum(ratios) ** 2 / (3 * sum(w * w for w in ratios)), rel=1e-4)
     assert not [name for name in evaluate(actor_loss(), samples())[2] if name.startswith("rollout_probs")]
 
 

@@ -154,7 +154,7 @@ def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor,
     training/rollout_probs_diff_{mean,max,std}: of |pi - mu|. training/rollout_actor_probs_pearson_corr: of pi and mu
     (1 where both are constant and equal, 0 where only one varies). rollout_corr/kl: mean of log mu - log pi, k1 of
     KL(mu, pi); k3_kl: its k3. training_ppl, rollout_ppl: mean over samples of exp(-mean log-prob); ppl_ratio: mean of
-    the samples' training over rollout perplexity.
+    the samples' training over rollout perplexity. eff_sample_size: of the tokens' ratios pi / mu.
     """
     ours, theirs = log_probs[mask].detach().double(), rollout_log_probs[mask].detach().double()
     if ours.numel() == 0:
@@ -175,6 +175,9 @@ def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor,
         "rollout_corr/training_ppl": float(training.exp().mean()),
         "rollout_corr/rollout_ppl": float(rollout.exp().mean()),
         "rollout_corr/ppl_ratio": float((training - rollout).exp().mean()),
+        "rollout_corr/eff_sample_size": effective_sample_size(
+            importance_ratios(log_probs, rollout_log_probs, mask, lengths), mask
+        ),
     }
 
 

@@ -72,8 +72,6 @@ VALUE_HINTS: dict[tuple[str, str], str] = {
     (f"{_ACTOR}.strategy", "megatron"): "Megatron is not in this version; fsdp trains the same model.",
     (f"{_ROLLOUT}.name", "trtllm"): "TensorRT-LLM is not supported; native and vllm generate on NVIDIA GPUs.",
     ("trainer.device", "npu"): "Ascend devices are not in this version.",
-    ("trainer.pipeline", "one_step_off"): "The asynchronous pipelines are not in this version.",
-    ("trainer.pipeline", "fully_async"): "The asynchronous pipelines are not in this version.",
 }
 
 

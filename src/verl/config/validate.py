@@ -9,6 +9,7 @@ from verl.config.compose import join_problems
 from verl.config.derived import clip_range, kl_in_reward_coef, name_list, needs_critic, num_devices
 from verl.config.schema import CheckpointConfig, OptimConfig, PPOConfig, RolloutConfig
 from verl.config.suggest import did_you_mean, nearest_words
+from verl.config.validate_pipeline import check_pipeline
 from verl.config.validate_rewards import check_reward_model
 from verl.errors import ConfigError
 
@@ -56,6 +57,7 @@ def validate(config: PPOConfig) -> list[str]:
         _check_engines,
         _check_validation,
         check_reward_model,
+        check_pipeline,
     )
     for check in checks:
         check(config, found)

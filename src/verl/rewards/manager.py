@@ -10,7 +10,7 @@ import verl.rewards.scorers  # noqa: F401  (registers the built-in scorers)
 from verl.errors import RewardError
 from verl.rewards.custom import CustomFunction
 from verl.rewards.outcome import score_in_process, with_model_score
-from verl.rewards.pool import START_SECONDS, PoolJob, WorkerPool
+from verl.rewards.pool import START_SECONDS, Listener, PoolJob, WorkerPool
 from verl.rewards.registry import check_data_sources, find_scorer, make_shaper
 from verl.rewards.types import Outcome, RewardInput, RewardResult, ScoringModel
 from verl.rewards.worker import is_async
@@ -43,11 +43,21 @@ class RewardHandle:
             for job, indices in self._jobs:
                 for index, outcome in zip(indices, job.wait(), strict=True):
                     self._outcomes[index] = outcome
-            if scored is not None:
-                weight = self._manager.model_config.weight
-                self._outcomes = [with_model_score(*pair, weight) for pair in zip(self._outcomes, scored, strict=True)]
-            self._result = self._manager.assemble(self._samples, self._outcomes)
+            self._result = self._manager.finish(self._samples, self._outcomes, scored)
         return self._result
+
+
+class _Renumbered:
+    """A listener for some of the samples that were submitted together."""
+
+    def __init__(self, listener: Listener, indices: list[int]):
+        self._listener, self._indices = listener, indices
+
+    def scored(self, index: int, outcome: Outcome) -> None:
+        self._listener.scored(self._indices[index], outcome)
+
+    def stopped(self, error: BaseException) -> None:
+        self._listener.stopped(error)
 
 
 def _answer(outcome: Outcome, sample: RewardInput) -> str | None:
@@ -108,15 +118,19 @@ class RewardManager:
         if self.custom is not None or slow:
             self._pool.start(tuple(sorted({module for scorer in slow for module in scorer.imports})), limit)
 
-    def submit(self, samples: list[RewardInput]) -> RewardHandle:
-        """Start scoring. Quick built-in scorers are done when this returns."""
+    def submit(self, samples: list[RewardInput], listener: Listener | None = None) -> RewardHandle:
+        """Start scoring. Quick built-in scorers are done when this returns. listener: hears of each outcome as it comes;
+        of None where a reward model alone scores, which it does in `finish`.
+        """
         if not self._checked:
             self.check(sample.data_source for sample in samples)
         handle = RewardHandle(self, samples)
         if not self.uses_rules:
+            for index in range(len(samples) if listener is not None else 0):
+                listener.scored(index, None)
             return handle
         if self.custom is not None:
-            job = self._pool.submit(None, samples, self.config.timeout, self._chunk)
+            job = self._pool.submit(None, samples, self.config.timeout, self._chunk, listener)
             handle._jobs.append((job, list(range(len(samples)))))
             return handle
         check_data_sources({sample.data_source for sample in samples}, has_custom=False)
@@ -125,13 +139,16 @@ class RewardManager:
         for index, sample in enumerate(samples):
             scorer = scorers[sample.data_source]
             if scorer.quick:
-                handle._outcomes[index] = score_in_process(scorer.function, sample)
+                handle._outcomes[index] = outcome = score_in_process(scorer.function, sample)
+                if listener is not None:
+                    listener.scored(index, outcome)
             else:
                 slow.setdefault(sample.data_source, []).append(index)
         for name, indices in slow.items():
             scorer = scorers[name]
             limit = min(scorer.timeout, self.config.timeout)
-            job = self._pool.submit(scorer.function, [samples[i] for i in indices], limit)
+            chosen, renumbered = [samples[i] for i in indices], _Renumbered(listener, indices) if listener else None
+            job = self._pool.submit(scorer.function, chosen, limit, listener=renumbered)
             handle._jobs.append((job, indices))
         return handle
 
@@ -151,6 +168,17 @@ class RewardManager:
         """Scores of the samples, now."""
         return self.submit(samples).result()
 
+    def finish(
+        self, samples: list[RewardInput], outcomes: list[Outcome | None], of_model: list[Outcome] | None = None
+    ) -> RewardResult:
+        """The result of a batch from what the functions said. of_model: what the reward model said; None: it is asked now."""
+        if of_model is None:
+            of_model = self.model_outcomes(samples)
+        if of_model is not None and self.model_config is not None:
+            weight = self.model_config.weight
+            outcomes = [with_model_score(*pair, weight) for pair in zip(outcomes, of_model, strict=True)]
+        return self.assemble(samples, outcomes)
+
     def assemble(self, samples: list[RewardInput], outcomes: list[Outcome]) -> RewardResult:
         """Align outcomes with samples, count failures, apply the reward manager's shaping."""
         failed = [i for i, outcome in enumerate(outcomes) if outcome.score is None]
@@ -169,6 +197,10 @@ class RewardManager:
             failure_messages=messages,
         )
         return self._shape(samples, result)
+
+    def look_after(self) -> None:
+        """Find chunks that were lost with a worker. Whoever has a listener instead of waiting calls this now and then."""
+        self._pool.look_after()
 
     def close(self) -> None:
         """End the worker processes, and free the reward model."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from typing import Protocol
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -26,14 +27,28 @@ START_SECONDS = 60.0
 """A worker's import of the user's file takes no longer; one that blocks would keep the trainer waiting for ever."""
 
 
+class Listener(Protocol):
+    """Hears of each outcome as soon as it is there, from any thread."""
+
+    def scored(self, index: int, outcome: Outcome | None) -> None: ...
+
+    def stopped(self, error: BaseException) -> None:
+        """The outcomes that have not come will not come."""
+
+
 class PoolJob:
     """Samples handed to the pool together; `wait` gives their outcomes, in order."""
 
     def __init__(
-        self, function: ScoreFunction | None, samples: list[RewardInput], timeout: float, look_after: Callable[[], None]
+        self,
+        function: ScoreFunction | None,
+        samples: list[RewardInput],
+        timeout: float,
+        look_after: Callable[[], None],
+        listener: Listener | None = None,
     ):
         self.function, self.samples, self.timeout = function, samples, timeout
-        self._look_after = look_after
+        self._look_after, self._listener = look_after, listener
         self._outcomes: list[Outcome | None] = [None] * len(samples)
         self._missing = len(samples)
         self._error: BaseException | None = None
@@ -44,15 +59,20 @@ class PoolJob:
 
     def put(self, index: int, outcome: Outcome) -> None:
         with self._lock:
-            self._missing -= self._outcomes[index] is None
+            first = self._outcomes[index] is None
+            self._missing -= first
             self._outcomes[index] = outcome
             if self._missing == 0:
                 self._done.set()
+        if first and self._listener is not None:
+            self._listener.scored(index, outcome)
 
     def stop(self, error: BaseException) -> None:
         """Give up: `wait` raises this error."""
         self._error = self._error or error
         self._done.set()
+        if self._listener is not None:
+            self._listener.stopped(error)
 
     @property
     def stopped(self) -> bool:
@@ -95,10 +115,15 @@ class WorkerPool:
         self._current().schedule(ready)
 
     def submit(
-        self, function: ScoreFunction | None, samples: list[RewardInput], timeout: float, chunk: int | None = None
+        self,
+        function: ScoreFunction | None,
+        samples: list[RewardInput],
+        timeout: float,
+        chunk: int | None = None,
+        listener: Listener | None = None,
     ) -> PoolJob:
         """Score samples with `function` (None: the user's own), `timeout` seconds each, in chunks of at most `chunk`."""
-        job = PoolJob(function, samples, timeout, self._look_after)
+        job = PoolJob(function, samples, timeout, self.look_after, listener)
         self._jobs.add(job)
         self._spread(job, list(range(len(samples))), chunk or LARGEST_CHUNK)
         return job
@@ -185,7 +210,7 @@ class WorkerPool:
             rest = [index for index, outcome in zip(indices, outcomes, strict=True) if outcome is None]
             self._spread(job, rest, max(1, len(indices) // 2))
 
-    def _look_after(self) -> None:
+    def look_after(self) -> None:
         """End chunks that a pool took on just as it broke: it leaves those without an answer, for ever."""
         with self._lock:
             waiting = {f for f, pool in list(self._under_way.items()) if not f.done() and not pool.active}

@@ -19,7 +19,7 @@ from verl.data.batch import Ragged, SampleBatch
 from verl.errors import CheckpointError
 from verl.trainer.run import Run
 
-STATE, SURPLUS = "trainer.json", "surplus.pt"
+STATE, SURPLUS, AHEAD = "trainer.json", "surplus.pt", "ahead.pt"
 TORCH_WRITE = ("PytorchStreamWriter failed", "inline_container", "iostream error")  # torch.save's words for it
 
 
@@ -43,6 +43,8 @@ def save(run: Run, metrics: dict[str, float]) -> Path:
         torch.save(random_state(), folder / "random.pt")
         if run.surplus is not None:
             torch.save(_plain(run.surplus), folder / SURPLUS)
+        if run.ahead is not None:
+            torch.save(run.ahead.state_dict(), folder / AHEAD)
     run.last_checkpoint = run.store.folder / f"global_step_{run.step}"
     return run.last_checkpoint
 
@@ -113,6 +115,8 @@ def resume(run: Run, folder: Path) -> None:
     run.step, run.last_checkpoint = state["step"], folder
     for notice in run.sampler.load_state_dict(state["sampler"]):
         run.tracker.notice(notice)
+    if (folder / AHEAD).is_file():
+        _resume_ahead(run, load_file(folder / AHEAD), state["sampler"])
     if run.kl_control is not None and state["kl_control"] is not None:
         run.kl_control.load_state_dict(state["kl_control"])
     if (folder / SURPLUS).is_file():
@@ -122,6 +126,19 @@ def resume(run: Run, folder: Path) -> None:
     if folder.absolute().parent == run.store.folder.absolute():
         run.tracker.restore(state["metrics"], run.step)
     run.tracker.notice(f"resumed from {folder}: {step_of(folder)} steps are done.")
+
+
+def _resume_ahead(run: Run, ahead: dict[str, Any], sampler: dict[str, Any]) -> None:
+    """Take over what was generated ahead, which names prompts by their place in the data."""
+    if (sampler["size"], sampler["fingerprint"]) != (len(run.prompts), run.prompts.fingerprint):
+        run.tracker.notice("what had been generated ahead is left out, since it belongs to other training data.")
+    elif run.config.trainer.pipeline == "sync":
+        run.tracker.notice(
+            f"{len(ahead['prompts'])} prompts had been drawn ahead by an asynchronous pipeline; trainer.pipeline=sync goes on "
+            "behind them."
+        )
+    else:
+        run.left_ahead = ahead
 
 
 def _plain(batch: SampleBatch) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from verl.algorithms.aggregate import loss_weights
+from verl.algorithms.correction import importance_ratios
 from verl.algorithms.inputs import PolicyLossInputs, PolicyLossOptions
 from verl.algorithms.kl import kl_estimate
 from verl.algorithms.registry import PolicyLoss
@@ -95,7 +96,9 @@ class ActorLoss:
             loss = loss + self.kl_coef * kl
             metrics |= {"kl_loss": Metric.sum(kl)}
         if self.measure_mismatch:
-            metrics |= _mismatch(log_probs.detach(), micro["rollout_log_probs"].values, mask)
+            metrics |= _mismatch(
+                log_probs.detach(), micro["rollout_log_probs"].values, mask, micro["response_mask"].lengths
+            )
         return loss, metrics | {"loss": Metric.sum(loss)}
 
 
@@ -127,13 +130,14 @@ def _optional(micro: SampleBatch, name: str) -> Tensor | None:
     return None if column is None else column.values
 
 
-def _mismatch(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Metrics:
+def _mismatch(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, lengths: Tensor) -> Metrics:
     """Distance of trainer and rollout probabilities, where no forward before the update computes it.
 
     The moments add up over micro-batches; `mismatch_of_update` makes their correlation of them.
     """
     ours, theirs = (x.exp().double() * mask for x in (log_probs, rollout_log_probs))
     difference = (ours - theirs).abs()
+    ratio = importance_ratios(log_probs, rollout_log_probs, mask, lengths).double()
     moments = {
         "x": ours,
         "y": theirs,
@@ -141,6 +145,8 @@ def _mismatch(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Met
         "yy": theirs * theirs,
         "xy": ours * theirs,
         "n": mask.double(),
+        "w": ratio,
+        "ww": ratio * ratio,
     }
     return {
         **{f"{MISMATCH}moment_{name}": Metric.sum(values.sum()) for name, values in moments.items()},
@@ -150,7 +156,8 @@ def _mismatch(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Met
 
 
 def mismatch_of_update(metrics: dict[str, float]) -> dict[str, float]:
-    """Takes the mismatch out of an update's metrics: training/rollout_probs_diff_{mean,max} and the correlation."""
+    """Takes the mismatch out of an update's metrics: training/rollout_probs_diff_{mean,max}, the correlation, and the
+    effective sample size of the ratios."""
     taken = {k.removeprefix(MISMATCH): metrics.pop(k) for k in list(metrics) if k.startswith(MISMATCH)}
     if not taken:
         return {}
@@ -161,4 +168,7 @@ def mismatch_of_update(metrics: dict[str, float]) -> dict[str, float]:
         "training/rollout_probs_diff_mean": taken["diff_mean"],
         "training/rollout_probs_diff_max": taken["diff_max"],
         "training/rollout_actor_probs_pearson_corr": (xy - x * y) / spread if spread > 0 else float(x == y),
+        "rollout_corr/eff_sample_size": taken["moment_w"] ** 2 / (n * taken["moment_ww"])
+        if taken["moment_ww"]
+        else 0.0,
     }

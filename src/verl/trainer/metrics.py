@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
+
 import psutil
 import torch
 from torch import Tensor
 
 from verl.algorithms.value_loss import explained_variance
+from verl.core.transfer_queue.api import TransferQueue
 from verl.data.batch import SampleBatch
+from verl.trainer.busy import Busy
 from verl.trainer.steplog import PEAK, StepLog
 
 
@@ -76,3 +82,35 @@ def performance_metrics(batch: SampleBatch, log: StepLog, devices: int) -> dict[
         out["perf/max_memory_allocated_gb"] = max(peaks, default=0.0)
         out["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 2**30
     return out
+
+
+def idle_shares(step: float, generating: float, training: float) -> dict[str, float]:
+    """Of the seconds of a step, the shares in which nothing was generated, and in which the trainer waited for samples."""
+    step = max(step, 1e-9)
+    return {
+        "perf/idle_share_generator": max(0.0, 1 - generating / step),
+        "perf/idle_share_trainer": max(0.0, 1 - training / step),
+    }
+
+
+@contextlib.contextmanager
+def idle_metrics(log: StepLog, generation: Busy) -> Iterator[None]:
+    """Around a step beside which generation goes on: what of it was generation (timing/gen), and the idle shares.
+
+    The trainer waits within `log.time("wait")`, for samples, and `log.time("pause")`, for generation to stop.
+    """
+    began, before = time.perf_counter(), generation.seconds
+    yield
+    seconds, generating = time.perf_counter() - began, generation.seconds - before
+    waited = log.seconds("wait") + log.seconds("pause")
+    log.add({"timing/gen": generating, **idle_shares(seconds, generating, seconds - waited)})
+
+
+def queue_metrics(queue: TransferQueue) -> dict[str, float]:
+    """What the queue holds after a step."""
+    stats = queue.stats()
+    return {
+        "queue/groups_held": stats["groups_held"],
+        "queue/groups_complete": stats["groups_complete"],
+        "queue/tokens_held": stats["tokens_held"],
+    }

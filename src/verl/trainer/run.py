@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
@@ -39,6 +39,10 @@ class NothingToDo(Exception):
     """The run that is asked for has been finished; the message says what to change for more."""
 
 
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+
 KLController = FixedKLController | AdaptiveKLController
 
 
@@ -46,8 +50,9 @@ KLController = FixedKLController | AdaptiveKLController
 class Run:
     """One training run.
 
-    surplus: scored samples that dynamic sampling holds for the next step. step: steps done so far. last_checkpoint: that
-    this run has written or gone on from.
+    surplus: scored samples that dynamic sampling holds for the next step. ahead: what an asynchronous pipeline has generated
+    and not trained on yet, where there is one; left_ahead: the same of the checkpoint that the run goes on from. step: steps
+    done so far. last_checkpoint: that this run has written or gone on from.
     """
 
     config: PPOConfig
@@ -66,6 +71,8 @@ class Run:
     lock: FolderLock
     step: int = 0
     surplus: SampleBatch | None = None
+    ahead: Stateful | None = None
+    left_ahead: dict[str, Any] | None = None
     last_checkpoint: Path | None = None
 
     def close(self, status: str) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
@@ -81,16 +82,27 @@ def completion_columns(completions: list[Completion]) -> dict:
 
 def submit_rewards(run: Run, batch: SampleBatch) -> RewardHandle:
     """Start scoring every sample; scoring goes on in other processes while this one does."""
+    return run.rewards.submit(reward_inputs(run, batch))
+
+
+def reward_inputs(run: Run, batch: SampleBatch) -> list[RewardInput]:
+    """What is scored: the response's text, and what the prompt's row says of it."""
     texts = run.tokenizer.batch_decode([ids.tolist() for ids in batch["response_ids"].rows()], skip_special_tokens=True)
     mask = batch["response_mask"]
     tokens = mask.with_values(mask.values.long()).sums().tolist()
     names = ("data_source", "ground_truth", "extra_info", "raw_prompt")
     source, truth, extra, messages = (batch[name] for name in names)
     columns = zip(source, texts, truth, extra, tokens, messages)
-    return run.rewards.submit([RewardInput(*row) for row in columns])
+    return [RewardInput(*row) for row in columns]
 
 
-def collect_rewards(run: Run, batch: SampleBatch, handle: RewardHandle, log: StepLog) -> SampleBatch:
+class Rewards(Protocol):
+    """Rewards that are there, or that one can wait for."""
+
+    def result(self) -> RewardResult: ...
+
+
+def collect_rewards(run: Run, batch: SampleBatch, handle: Rewards, log: StepLog) -> SampleBatch:
     """Adds `score` [B] and a column reward/<name> for each further number that every sample's reward reported.
 
     Raises:
@@ -145,14 +157,22 @@ def needs_old_log_probs(run: Run) -> bool:
 def takes_rollout_log_probs(run: Run, batch: SampleBatch) -> bool:
     """Whether the rollout's log-probs stand for the old policy's: as set, or because they are of the very same policy.
 
-    What dynamic sampling left over from the step before is taken so too: the ratio is then to the policy that sampled it,
-    which is exact.
+    What dynamic sampling left over from the step before, or an asynchronous pipeline sampled from an older policy, is taken
+    so too: the ratio is then to the policy that sampled it, which is exact, and the policy loss bounds it as any other.
     """
     bypass = run.config.algorithm.rollout_correction.bypass_mode
     if bypass is not None:
         return bypass
-    fits = run.config.algorithm.filter_groups.enable or _is_current(run, batch)
-    return run.roles.same_numerics and fits and not _corrects(run)
+    if _corrects(run):
+        return False
+    if not _is_current(run, batch):
+        return samples_ahead(run) or (run.roles.same_numerics and run.config.algorithm.filter_groups.enable)
+    return run.roles.same_numerics
+
+
+def samples_ahead(run: Run) -> bool:
+    """Whether the pipeline trains on samples of older policies by intent."""
+    return run.config.trainer.pipeline != "sync"
 
 
 def _is_current(run: Run, batch: SampleBatch) -> bool:
@@ -166,10 +186,15 @@ def _corrects(run: Run) -> bool:
 def measures_mismatch(run: Run, batch: SampleBatch) -> bool:
     """Whether rollout and trainer log-probs are compared: as set, and where the engine's are of the whole distribution.
 
-    Samples of an older policy differ from this one by the training between, which says nothing of the engines.
+    Samples of an older policy differ from this one by the training between, which says nothing of the engines. In an
+    asynchronous pipeline that is what one wants to know.
     """
     exact = getattr(run.roles.rollout, "log_probs_exact", True)
-    return run.config.actor_rollout_ref.rollout.calculate_log_probs and exact and _is_current(run, batch)
+    return (
+        run.config.actor_rollout_ref.rollout.calculate_log_probs
+        and exact
+        and (samples_ahead(run) or _is_current(run, batch))
+    )
 
 
 def add_log_probs(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
@@ -352,6 +377,8 @@ def warn_of_mismatch(run: Run, log: StepLog) -> None:
     """Say so when rollout and trainer no longer compute the same probabilities: weights or settings differ somewhere."""
     alarm = run.config.actor_rollout_ref.rollout.mismatch_alarm
     difference = log.metrics.get("training/rollout_probs_diff_mean", 0.0)
+    if log.metrics.get("training/staleness_max", 0) > 0:
+        return  # the training between explains it
     if alarm is not None and difference > alarm:
         run.tracker.notice(
             f"rollout and trainer probabilities differ by {difference:.3f} on average (rollout.mismatch_alarm={alarm}): "

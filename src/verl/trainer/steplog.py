@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -47,3 +47,21 @@ class StepLog:
     def elapsed(self) -> float:
         """Seconds since the step began."""
         return time.perf_counter() - self._started
+
+
+def merged(logs: Sequence[StepLog]) -> dict[str, float]:
+    """Metrics of a step that was made in parts: seconds and failures add up, extremes stay extremes, others are means."""
+    if len(logs) == 1:
+        return logs[0].metrics
+    out = {}
+    for name in dict.fromkeys(name for log in logs for name in log.metrics):
+        column = [log.metrics[name] for log in logs if name in log.metrics]
+        if name.startswith("timing/") or name.endswith(("/failures", "/skipped_updates")):
+            out[name] = sum(column)
+        elif name.endswith(("/max", "_max")):
+            out[name] = max(column)
+        elif name.endswith(("/min", "_min")):
+            out[name] = min(column)
+        else:
+            out[name] = column[-1] if name.endswith("/lr") else sum(column) / len(column)
+    return out

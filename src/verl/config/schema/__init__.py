@@ -15,6 +15,7 @@ from verl.config.schema.algorithm import (
     PFPPOConfig,
     RolloutCorrectionConfig,
 )
+from verl.config.schema.async_training import AsyncTrainingConfig
 from verl.config.schema.data import DataConfig
 from verl.config.schema.engine import CheckpointConfig, FSDPConfig, OptimConfig
 from verl.config.schema.ray import RayConfig, RayInitConfig
@@ -37,6 +38,7 @@ __all__ = [
     "ActorConfig",
     "ActorRolloutRefConfig",
     "AlgorithmConfig",
+    "AsyncTrainingConfig",
     "CheckpointConfig",
     "CriticConfig",
     "CriticModelConfig",

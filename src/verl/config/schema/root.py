@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from verl.config.schema.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
 from verl.config.schema.algorithm import AlgorithmConfig
+from verl.config.schema.async_training import AsyncTrainingConfig
 from verl.config.schema.data import DataConfig
 from verl.config.schema.options import opt
 from verl.config.schema.ray import RayConfig
@@ -34,4 +35,7 @@ class PPOConfig:
     custom_reward_function: CustomRewardConfig = opt(CustomRewardConfig, "your own reward function")
     reward_model: RewardModelConfig = opt(RewardModelConfig, "a model that scores responses")
     trainer: TrainerConfig = opt(TrainerConfig, "the run")
+    async_training: AsyncTrainingConfig = opt(
+        AsyncTrainingConfig, "generation beside training (trainer.pipeline=one_step_off or fully_async)"
+    )
     ray_kwargs: RayConfig = opt(RayConfig, "Ray (used on more than one device)")

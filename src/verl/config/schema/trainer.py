@@ -8,7 +8,12 @@ from verl.config.schema.options import LARGEST_SEED, opt
 
 @dataclass
 class TrainerConfig:
-    pipeline: str = opt("sync", "who waits for whom", choices=("sync",))
+    pipeline: str = opt(
+        "sync",
+        "who waits for whom: generation and training in turns (sync), training on a batch while the next is generated "
+        "(one_step_off), or each at its own pace (fully_async)",
+        choices=("sync", "one_step_off", "fully_async"),
+    )
     total_epochs: int = opt(30, "passes over the training prompts", min=1)
     total_training_steps: int | None = opt(None, "stop after this many steps; null: total_epochs decides", min=1)
     project_name: str = opt("verl_examples", "folder and logger project")

@@ -7,7 +7,7 @@ from verl.data.batch import SampleBatch
 from verl.trainer import checkpoints, stages
 from verl.trainer.groups import draw_by_reward
 from verl.trainer.interrupt import Interrupt
-from verl.trainer.metrics import batch_metrics, performance_metrics
+from verl.trainer.metrics import batch_metrics, idle_shares, performance_metrics
 from verl.trainer.run import Run
 from verl.trainer.sampling import NoSpreadError, fill_step
 from verl.trainer.steplog import StepLog
@@ -35,14 +35,16 @@ def train(run: Run) -> str:
             stages.warn_of_mismatch(run, log)
             log.add(batch_metrics(batch, run.config.data.max_prompt_length, run.config.data.max_response_length))
             log.add(performance_metrics(batch, log, all_devices(run.config)))
+            waited = log.seconds("gen") + log.seconds("reward")
+            log.add(idle_shares(log.seconds("step"), log.seconds("gen"), log.seconds("step") - waited))
             run.step += 1
             log.add({"training/global_step": run.step, "training/epoch": run.sampler.epoch})
             last = run.step == run.plan.total_steps
-            if last or _due(run.step, trainer.test_freq):
+            if last or due(run.step, trainer.test_freq):
                 with log.time("testing"):
                     log.add(validate(run))
             stop = interrupt.requested  # read once: a signal from here on ends the next step, which is then saved too
-            if last or stop or _due(run.step, trainer.save_freq):
+            if last or stop or due(run.step, trainer.save_freq):
                 with log.time("save_checkpoint"):
                     checkpoints.save(run, log.metrics)
             run.tracker.log(log.metrics, step=run.step)
@@ -64,6 +66,15 @@ def train_step(run: Run, log: StepLog) -> SampleBatch:
         batch = stages.add_baselines(run, batch, prompts, log)
     if run.config.actor_rollout_ref.rollout.free_cache_engine:
         run.roles.rollout.sleep()
+    batch = learn(run, batch, rewards, log)
+    with log.time("update_weights"):
+        run.roles.sync_weights(version=run.step + 1)
+    log.add(run.roles.sync_metrics)
+    return batch
+
+
+def learn(run: Run, batch: SampleBatch, rewards: stages.Rewards | None, log: StepLog) -> SampleBatch:
+    """From samples to updates: log-probs, rewards where they are still to come, advantages, critic, actor."""
     batch = stages.add_log_probs(run, batch, log)  # rewards are computed in other processes meanwhile
     if rewards is not None:
         with log.time("reward"):
@@ -74,11 +85,8 @@ def train_step(run: Run, log: StepLog) -> SampleBatch:
     stages.update_critic(run, trained, log)
     if run.step >= run.config.trainer.critic_warmup:
         stages.update_actor(run, trained, log)
-    with log.time("update_weights"):
-        run.roles.sync_weights(version=run.step + 1)
-    log.add(run.roles.sync_metrics)
     return batch
 
 
-def _due(step: int, frequency: int) -> bool:
+def due(step: int, frequency: int) -> bool:
     return frequency > 0 and step % frequency == 0
