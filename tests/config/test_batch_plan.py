@@ -51,6 +51,21 @@ def test_fixed_micro_batches_and_devices():
     assert p.actor.micro_batch_samples is None
 
 
+def test_devices_that_share_the_tokens_of_a_sample():
+    # 12 samples an update on 4 devices, two by two: 6 for each two, of which each holds up to 100 tokens at once.
+    size = f"{A}.fsdp_config.ulysses_sequence_parallel_size=2"
+    p = plan(size, f"{A}.ppo_max_token_len_per_gpu=100", "data.max_response_length=200", world_size=4)
+    assert (p.samples_per_rank, p.actor.samples_per_rank, p.actor.micro_batch_tokens) == (6, 6, 200)
+    assert "up to 200 tokens each, an update on 2 devices that share its tokens" in p.table()
+    assert any("ppo_max_token_len_per_gpu=100 x 2 devices is less than the longest sample" in n for n in p.notices)
+    p = plan(size, f"{A}.ppo_micro_batch_size_per_gpu=4", world_size=4)
+    assert (p.actor.micro_batch_samples, p.actor.micro_batches) == (4, 2)
+    # 4 prompts x 3 samples over 8 groups: 8 and 16 are the nearest numbers of prompts that divide.
+    text = message(size, world_size=16)
+    assert "12 samples, which cannot be divided evenly over 8 groups of 2 devices (fsdp_config.ulysses" in text
+    assert "Set ppo_mini_batch_size to 8 (" in text
+
+
 def test_epochs_warmup_and_steps():
     p = plan(f"{A}.ppo_epochs=3", f"{A}.optim.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=5")
     assert (p.total_steps, p.epochs) == (5, 1)

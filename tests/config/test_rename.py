@@ -177,7 +177,6 @@ def test_references_to_old_names():
         ("reward_model.enable_resource_pool=True", "one of its own"),
         ("actor_rollout_ref.rollout.multi_turn.tool_config_path=t.yaml", "multi-turn"),
         ("actor_rollout_ref.rollout.multi_turn.enable=True", "multi-turn"),
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "leave it at 1"),
         ("critic.model.lora_rank=8", "LoRA trains the policy's model alone"),
         ("actor_rollout_ref.model.external_lib=x", "trainer.plugins"),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "strategy=fsdp"),
@@ -202,8 +201,6 @@ def test_what_this_version_does_not_do_is_an_error(word, part):
         "reward_model.enable_resource_pool=False",
         "reward_model.strategy=fsdp",
         "critic.model.lora_rank=0",
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
-        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=${actor_rollout_ref.actor.ulysses_sequence_parallel_size}",
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.disable_mm_preprocessor_cache=True",
         "actor_rollout_ref.rollout.engine_kwargs={vllm:{x:1}}",
         "hydra.run.dir=out",
@@ -222,11 +219,24 @@ def test_retired_keys_change_nothing_and_say_so(word):
 
 
 def test_a_retired_key_that_follows_another_is_judged_by_its_value():
-    with pytest.raises(ConfigError, match=r"ref\.ulysses_sequence_parallel_size"):
+    with pytest.raises(ConfigError, match=r"critic\.model\.external_lib"):
         composed(
-            "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
-            "actor_rollout_ref.ref.ulysses_sequence_parallel_size=${actor_rollout_ref.actor.ulysses_sequence_parallel_size}",
+            "actor_rollout_ref.model.external_lib=x",
+            "critic.model.external_lib=${actor_rollout_ref.model.external_lib}",
         )
+
+
+def test_sequence_parallelism_of_the_actor_is_the_references_too():
+    old = "ulysses_sequence_parallel_size"
+    config, notices = composed(
+        f"actor_rollout_ref.actor.{old}=2", f"actor_rollout_ref.ref.{old}=${{actor_rollout_ref.actor.{old}}}"
+    )
+    root = config.actor_rollout_ref
+    assert root.actor.fsdp_config.ulysses_sequence_parallel_size == 2
+    assert root.ref.fsdp_config.ulysses_sequence_parallel_size == 2
+    assert config.critic.fsdp_config.ulysses_sequence_parallel_size == 1
+    assert len(notices) == 2
+    assert composed(f"actor_rollout_ref.actor.{old}=2")[0] == config
 
 
 def test_no_option_of_the_schema_is_renamed_away():

@@ -29,6 +29,10 @@ def test_defaults_are_fine(make):
         ([f"{R}.val_kwargs.top_k=0"], [f"{R}.val_kwargs.top_k=0"]),
         (["trainer.logger=wandbb"], ["trainer.logger=wandbb", "tensorboard", "Did you mean wandb?"]),
         (["trainer.logger=[console,file]"], ["trainer.logger=file", "metrics.jsonl is always written"]),
+        (
+            [f"{A}.ulysses_sequence_parallel_size=3", "trainer.n_gpus_per_node=4"],
+            [f"{A}.fsdp_config.ulysses_sequence_parallel_size=3", "the 4 training devices", "trainer.nnodes=1"],
+        ),
         (["trainer.logger=3"], ["trainer.logger=3", "a name or a list of names"]),
         ([f"{A}.clip_ratio_high=2.5", f"{A}.clip_ratio_c=3"], ["clip_ratio_c=3.0", "1 + 2.5"]),
         (["data.train_files=null"], ["data.train_files names no file"]),

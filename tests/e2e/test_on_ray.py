@@ -77,12 +77,23 @@ def test_shared_and_separate_devices_train_as_one_process_does(words, tmp_path):
     assert received == pytest.approx(whole / 2, rel=0.05)
 
 
-def test_a_checkpoint_of_two_workers_goes_on_in_one_process(words, tmp_path):
-    assert train(words("one")) == 0
-    assert train(words("mixed", **SHARED, trainer__total_training_steps=2)) == 0
-    assert train(words("mixed")) == 0
+def test_two_workers_that_share_the_tokens_train_alike_and_their_checkpoint_goes_on_in_one_process(words, tmp_path):
+    extras = {"actor_rollout_ref__actor__use_kl_loss": True}
+    sequences = {"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 2, **SHARED}
+    assert train(words("one", **extras)) == 0
+    assert train(words("mixed", **extras, **sequences, trainer__total_training_steps=2)) == 0
+    assert train(words("mixed", **extras)) == 0
     assert_alike(tmp_path / "one", tmp_path / "mixed")
     assert metrics(tmp_path / "mixed")[-1]["training/global_step"] == 3
+
+
+def test_heads_that_devices_cannot_share_are_told_before_workers_start(words, capsys):
+    odd = {"trainer__n_gpus_per_node": 3, "actor_rollout_ref__actor__ulysses_sequence_parallel_size": 3}
+    more = {"data__train_batch_size": 3, "actor_rollout_ref__actor__ppo_mini_batch_size": 3}
+    assert train(words("odd", **odd, **more)) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "ulysses_sequence_parallel_size=3 does not divide the 4 attention heads of the model" in error
+    assert error.endswith("Sizes that do: 1, 2, 4.")
 
 
 def kill_a_worker_after(folder, *steps):

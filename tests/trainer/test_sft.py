@@ -108,6 +108,8 @@ def test_with_lora_the_adapter_alone_is_trained_and_merges(tiny_model, data, tmp
         ("data.train_file=x", "Did you mean data.train_files"),
         ("trainer.resume_mode=autoo", "trainer.resume_mode=autoo"),
         ("data.messages_key=chat", "chat"),
+        ("engine.ulysses_sequence_parallel_size=2", "engine.ulysses_sequence_parallel_size=2: fine-tuning runs on one"),
+        ("engine.fsdp_size=2", "engine.fsdp_size=2: fine-tuning runs on one device. Leave it at -1."),
     ],
 )
 def test_mistakes_are_told(tiny_model, data, tmp_path, capsys, more, message):

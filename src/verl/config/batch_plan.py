@@ -23,7 +23,8 @@ class UpdatePlan:
     """How one model, actor or critic, goes through the samples of a step.
 
     mini_batches: in one pass over the step. mini_batch_prompts, mini_batch_samples: of one optimizer update, on all
-    devices; samples_per_rank: on one. micro_batch_samples: samples of one forward and backward on one device, or None
+    devices; samples_per_rank: on one, or on `sequence_ranks` devices that share the tokens of each sample, which then hold a
+    micro-batch together. micro_batch_samples: samples of one forward and backward on one device, or None
     where micro-batches are packed up to micro_batch_tokens tokens. micro_batches: of one update on one device, None
     where packed. passes: over a step's samples. updates_per_step: optimizer updates. total_updates, warmup_updates: of
     the run; the schedule of the learning rate is made from them.
@@ -40,6 +41,7 @@ class UpdatePlan:
     updates_per_step: int
     total_updates: int = 0
     warmup_updates: int = 0
+    sequence_ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -181,15 +183,17 @@ def _update_plan(config: ActorConfig | CriticConfig, section: str, prompts: int,
     mini = config.ppo_mini_batch_size
     _check_mini_batch(section, mini, prompts)
     samples = mini * n
-    if samples % world_size:
-        step = world_size // math.gcd(n, world_size)
+    together = config.fsdp_config.ulysses_sequence_parallel_size
+    shares = max(world_size // together, 1)
+    if samples % shares:
+        step = shares // math.gcd(n, shares)
         below, above = mini // step * step, (mini // step + 1) * step
         fits = " or ".join(str(size) for size in (below, above) if size > 0)
         raise ConfigError(
             f"{section}.ppo_mini_batch_size={mini} prompts x {_N}={n} is {samples} samples, which cannot be divided "
-            f"evenly over {world_size} devices. Set ppo_mini_batch_size to {fits} (and {_BATCH} to a multiple of it)."
+            f"evenly over {_places(shares, together)}. Set ppo_mini_batch_size to {fits} (and {_BATCH} to a multiple of it)."
         )
-    per_rank = samples // world_size
+    per_rank = samples // shares
     fixed = None if config.use_dynamic_bsz else config.ppo_micro_batch_size_per_gpu
     fixed = None if fixed is None else min(fixed, per_rank)
     return UpdatePlan(
@@ -198,11 +202,18 @@ def _update_plan(config: ActorConfig | CriticConfig, section: str, prompts: int,
         mini_batch_samples=samples,
         samples_per_rank=per_rank,
         micro_batch_samples=fixed,
-        micro_batch_tokens=config.ppo_max_token_len_per_gpu,
+        micro_batch_tokens=config.ppo_max_token_len_per_gpu * together,
         micro_batches=None if fixed is None else math.ceil(per_rank / fixed),
         passes=config.ppo_epochs,
         updates_per_step=prompts // mini * config.ppo_epochs,
+        sequence_ranks=together,
     )
+
+
+def _places(shares: int, together: int) -> str:
+    if together == 1:
+        return f"{shares} devices"
+    return f"{_count(shares, 'group')} of {together} devices (fsdp_config.ulysses_sequence_parallel_size)"
 
 
 def _check_mini_batch(section: str, mini: int, prompts: int) -> None:
@@ -233,7 +244,8 @@ def _packing_notices(section: str, plan: UpdatePlan, longest: int) -> list[str]:
     notices = []
     if plan.micro_batch_samples is None and longest > plan.micro_batch_tokens:
         notices.append(
-            f"{section}.ppo_max_token_len_per_gpu={plan.micro_batch_tokens} is less than the longest sample "
+            f"{section}.ppo_max_token_len_per_gpu={plan.micro_batch_tokens // plan.sequence_ranks}"
+            f"{'' if plan.sequence_ranks == 1 else f' x {plan.sequence_ranks} devices'} is less than the longest sample "
             f"(data.max_prompt_length + data.max_response_length = {longest} tokens): such a sample goes alone and takes "
             "more memory than the budget says."
         )
@@ -250,6 +262,8 @@ def _update_rows(name: str, plan: UpdatePlan) -> list[tuple[str, str, str]]:
         micro = ("packed", f"up to {plan.micro_batch_tokens:,} tokens each")
     else:
         micro = (f"{plan.micro_batches:,}", f"{_count(plan.micro_batch_samples, 'sample')} each")
+    together = plan.sequence_ranks
+    where = "a device" if together == 1 else f"{together} devices that share its tokens"
     return [
         (
             f"{name}: updates a step",
@@ -257,6 +271,6 @@ def _update_rows(name: str, plan: UpdatePlan) -> list[tuple[str, str, str]]:
             f"{_count(plan.mini_batches, 'mini-batch', 'mini-batches')} x {_count(plan.passes, 'pass', 'passes')}",
         ),
         (f"{name}: samples an update", f"{plan.mini_batch_samples:,}", f"{plan.mini_batch_prompts} prompts"),
-        (f"{name}: micro-batches", micro[0], f"{micro[1]}, an update on a device"),
+        (f"{name}: micro-batches", micro[0], f"{micro[1]}, an update on {where}"),
         (f"{name}: updates in all", f"{plan.total_updates:,}", f"warm-up {plan.warmup_updates}"),
     ]

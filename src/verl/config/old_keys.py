@@ -27,6 +27,9 @@ RENAMED: dict[str, str] = {
     "critic.fsdp_config.mixed_precision.param_dtype": "critic.fsdp_config.dtype",
     "critic.model.fsdp_config.mixed_precision.param_dtype": "critic.fsdp_config.dtype",
     "critic.model.fsdp_config.*": "critic.fsdp_config.*",
+    f"{_ACTOR}.ulysses_sequence_parallel_size": f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+    f"{_REF}.ulysses_sequence_parallel_size": f"{_REF}.fsdp_config.ulysses_sequence_parallel_size",
+    "critic.ulysses_sequence_parallel_size": "critic.fsdp_config.ulysses_sequence_parallel_size",
     f"{_MODEL}.lora.rank": f"{_MODEL}.lora_rank",
     f"{_MODEL}.lora.alpha": f"{_MODEL}.lora_alpha",
     f"{_MODEL}.lora.target_modules": f"{_MODEL}.target_modules",
@@ -92,7 +95,6 @@ class Retired:
 _ALWAYS = "this version does what the value says, and nothing else"
 _ENGINE = "the rollout engine decides this itself in this version"
 _LORA = "LoRA trains the policy's model alone (actor_rollout_ref.model.lora_rank); leave the key out"
-_SEQUENCE = "long sequences are not split over devices in this version; leave it at 1"
 _MEGATRON = "Megatron is not in this version; train with actor_rollout_ref.actor.strategy=fsdp"
 _TURNS = "multi-turn rollouts and tools are not in this version; leave the key out"
 _SANDBOX = (
@@ -174,7 +176,6 @@ RETIRED: tuple[Retired, ...] = (
     # training
     Retired("*.megatron.*", "only read by Megatron", (), _MEGATRON),
     Retired("*.strategy", "follows actor_rollout_ref.actor.strategy", ("fsdp", "fsdp2"), _MEGATRON),
-    Retired("*.ulysses_sequence_parallel_size", _ALWAYS, (1,), _SEQUENCE),
     Retired("*.fsdp_config.mixed_precision.*", "gradients are always reduced in fp32"),
     Retired("*.fsdp_config.wrap_policy.*", "every layer is sharded on its own"),
     Retired("*.fsdp_config.use_orig_params", "FSDP2 has no such choice"),

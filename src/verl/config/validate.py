@@ -243,6 +243,12 @@ def _check_sharding(config: PPOConfig, found: Findings) -> None:
             f"{section}.fsdp_config.fsdp_size={size} does not divide the {devices} training devices (trainer.nnodes="
             f"{config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}); -1 shards over all.",
         )
+        size = fsdp.ulysses_sequence_parallel_size
+        found.problem(
+            devices % size != 0,
+            f"{section}.fsdp_config.ulysses_sequence_parallel_size={size} does not divide the {devices} training devices "
+            f"(trainer.nnodes={config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}).",
+        )
 
 
 def _check_packing(config: PPOConfig, found: Findings) -> None:

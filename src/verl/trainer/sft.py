@@ -70,6 +70,7 @@ class SFTRun:
 def prepare(config: SFTConfig) -> SFTRun:
     """Check config and data, then load the model and resume. Mistakes are found before a model is loaded."""
     trainer = config.trainer
+    _check_one_device(config)
     device = choose_device(trainer.device)
     folder = Path(trainer.default_local_dir).expanduser()
     store = CheckpointStore(folder, trainer.max_ckpt_to_keep, notify=print_notice)
@@ -100,6 +101,15 @@ def prepare(config: SFTConfig) -> SFTRun:
     if resume_from is not None:
         resume(run, resume_from)
     return run
+
+
+def _check_one_device(config: SFTConfig) -> None:
+    for name, value, alone in (
+        ("fsdp_size", config.engine.fsdp_size, (-1, 1)),
+        ("ulysses_sequence_parallel_size", config.engine.ulysses_sequence_parallel_size, (1,)),
+    ):
+        if value not in alone:
+            raise ConfigError(f"engine.{name}={value}: fine-tuning runs on one device. Leave it at {alone[0]}.")
 
 
 def _schedule(config: SFTConfig, data: ConversationDataset) -> tuple[int, PromptSampler]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch.multiprocessing as mp
 from tests.core.model_engine import test_fsdp_engine
 from tests.core.model_engine.conftest import make_batch, make_config, make_pair
 from tests.core.model_engine.test_fsdp_engine import actor_loss
-from transformers import AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from verl.config.schema import FSDPConfig, ModelConfig
 from verl.core.checkpoint_engine.broadcast import WeightChannel
@@ -25,6 +26,7 @@ from verl.trainer.losses import CriticLoss, with_loss_weights
 
 CPU = torch.device("cpu")
 # Small enough that ranks come to unlike numbers of micro-batches.
+HEADS = ((4, 2), (4, 1))
 LIMITS = {"tokens": MicroBatching(9), "samples": MicroBatching(0, max_samples=1), "whole": MicroBatching(10_000)}
 
 
@@ -90,7 +92,9 @@ def work(folder: Path) -> dict:
     for name, limit in LIMITS.items():
         out["updates"][name] = two_updates(limit)
     out["updates"]["reduced each time"] = two_updates(LIMITS["tokens"], accumulates_whole=False)
+    out["sequences"] = {heads: sequences(heads) for heads in HEADS}
     if dist.get_world_size() == 4:
+        out["sequences of all"] = sequences((4, 2), ranks=4)
         out["updates"]["hybrid"] = two_updates(LIMITS["tokens"], fsdp=FSDPConfig(fsdp_size=2))
         out["updates"]["copies"] = two_updates(LIMITS["tokens"], fsdp=FSDPConfig(fsdp_size=1))
     out["few samples"] = two_updates(LIMITS["tokens"], samples=dist.get_world_size())
@@ -137,6 +141,34 @@ def adapters():
     batch, group = share(whole_batch())
     metrics = [engine.train_batch(batch, actor_loss()) for _ in range(2)]
     return metrics, weights_of(engine), group, BaseReference(engine).log_probs(batch, 1.0)[0]
+
+
+def sequences(heads, ranks=2):
+    """What a policy and a value model of these (query, key) heads make of samples that `ranks` neighbours share.
+
+    Without a group of ranks this is the same model on one.
+    """
+    torch.manual_seed(11)
+    config = make_config()
+    config.num_attention_heads, config.num_key_value_heads = heads
+    config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
+    policy = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+    value = AutoModelForTokenClassification.from_config(config, attn_implementation=attention.NAME)
+    size = min(ranks, dist.get_world_size())
+    options = {"fsdp": FSDPConfig(ulysses_sequence_parallel_size=size)}
+    batch = whole_batch()
+    group = balanced(batch.token_counts, dist.get_world_size() // size)[dist.get_rank() // size]
+    batch = batch.select(group)
+    out = {"group": group}
+    # With five tokens on each rank, the blank micro-batch and those of one token leave ranks without a target.
+    for name, limit in {"tokens": MicroBatching(5), "samples": MicroBatching(0, max_samples=1)}.items():
+        engine = test_fsdp_engine.make_engine(limit, copy.deepcopy(policy), gradient_checkpointing=True, **options)
+        out[f"inferred: {name}"] = engine.log_probs(batch, 0.7, with_entropy=True)
+        out[name] = [engine.train_batch(batch, actor_loss()) for _ in range(2)], weights_of(engine)
+    engine = test_fsdp_engine.make_engine(MicroBatching(9), value, **options)
+    metrics = engine.train_batch(batch, CriticLoss(0.5))
+    out["critic"] = metrics, weights_of(engine), engine.values(batch)
+    return out
 
 
 def weights_of(engine):

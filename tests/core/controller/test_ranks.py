@@ -85,6 +85,29 @@ def test_adapters(results, world):
     torch.testing.assert_close(whole["p"].values, want.values, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("heads", ranks.HEADS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_that_share_the_tokens_of_a_micro_batch(results, world, heads):
+    """On 4 ranks two groups of two. With 1 key head two ranks each have a copy of it."""
+    same_sequences(results[1][0]["sequences"][heads], [rank["sequences"][heads] for rank in results[world]])
+
+
+def test_four_ranks_that_share_two_key_heads(results):
+    same_sequences(results[1][0]["sequences"][4, 2], [rank["sequences of all"] for rank in results[4]])
+
+
+def same_sequences(one, of_ranks):
+    for rank in of_ranks:
+        for limit in ("tokens", "samples"):
+            same_update(one["tokens"], rank[limit])
+            for got, want in zip(rank[f"inferred: {limit}"], one["inferred: samples"]):
+                expected = want.select(rank["group"]).values
+                torch.testing.assert_close(got.values, expected, atol=1e-6, rtol=1e-5)
+        metrics, weights, values = one["critic"]
+        same_update(([metrics], weights), ([rank["critic"][0]], rank["critic"][1]))
+        torch.testing.assert_close(rank["critic"][2].values, values.select(rank["group"]).values, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_one_sample_a_rank_is_an_update_on_all(results, world):
     norms = {rank["few samples"][0][0]["grad_norm"] for rank in results[world]}

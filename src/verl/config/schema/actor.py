@@ -98,7 +98,12 @@ class RefConfig:
     log_prob_max_token_len_per_gpu: int = opt(
         "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}", "tokens a packed reference forward holds at most", min=1
     )  # type: ignore[assignment]
-    fsdp_config: FSDPConfig = opt(FSDPConfig, "sharding, precision, offload")
+    fsdp_config: FSDPConfig = opt(
+        lambda: FSDPConfig(
+            ulysses_sequence_parallel_size="${actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size}"  # type: ignore[arg-type]
+        ),
+        "sharding, precision, offload",
+    )
 
 
 @dataclass

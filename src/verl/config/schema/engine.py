@@ -28,6 +28,11 @@ class FSDPConfig:
     fsdp_size: int = opt(
         -1, "devices over which parameters are sharded, and copied to every other such group; -1: all", min=-1
     )
+    ulysses_sequence_parallel_size: int = opt(
+        1,
+        "devices that share the tokens of each micro-batch, for long sequences; divides the model's attention heads",
+        min=1,
+    )
     reshard_after_forward: bool = opt(
         True, "free a layer's gathered parameters after its forward (less memory, one more gather)"
     )

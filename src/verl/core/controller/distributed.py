@@ -14,7 +14,7 @@ from verl.core.controller.cluster import Cluster, share_plugins
 from verl.core.controller.proxies import GroupModelEngine, GroupRolloutEngine
 from verl.core.controller.ray_group import RayGroup, collect
 from verl.core.controller.resources import ResourcePool, plan_pools
-from verl.core.controller.roles import Roles
+from verl.core.controller.roles import Roles, sequence_ranks
 from verl.core.controller.worker import Facts, Job
 from verl.errors import ConfigError
 
@@ -152,11 +152,12 @@ def _roles(
     first = next(f for f in of_generators if f.generates)
     ranks = [rank for rank, f in enumerate(of_generators) if f.generates]
     rollout = GroupRolloutEngine(generators or trainers, ranks, first.rollout_dtype, shared=generators is None)
+    ranks_of = sequence_ranks(config)
     return RayRoles(
-        actor=GroupModelEngine(trainers, "actor", facts[0][0].generation_config),
+        actor=GroupModelEngine(trainers, "actor", ranks_of["actor"], facts[0][0].generation_config),
         rollout=rollout,
-        ref=GroupModelEngine(trainers, "ref") if with_reference else None,
-        critic=GroupModelEngine(trainers, "critic") if with_critic else None,
+        ref=GroupModelEngine(trainers, "ref", ranks_of["ref"]) if with_reference else None,
+        critic=GroupModelEngine(trainers, "critic", ranks_of["critic"]) if with_critic else None,
         same_numerics=first.same_numerics,
         notices=_notices(pools, cluster, first.notice),
         verify=config.actor_rollout_ref.rollout.checkpoint_engine.verify,

@@ -29,15 +29,20 @@ class WorkerGroup(Protocol):
     def stream(self, method: str, arguments: Sequence[tuple], ranks: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """(position among `ranks`, item) of a generator method, as the items come."""
 
+    def share(self, value: Any) -> Any:
+        """Stands for the value as an argument of several workers, to whom it then goes once."""
+
 
 class GroupModelEngine:
     """A model that is sharded over a group's ranks (`ModelEngine`); each works on its share of a batch.
 
-    name: of the engine in each worker: actor, ref or critic.
+    name: of the engine in each worker: actor, ref or critic. sequence_ranks: so many neighbours get the same samples, whose
+    tokens they divide among themselves.
     """
 
-    def __init__(self, group: WorkerGroup, name: str, generation_config: Any = None):
+    def __init__(self, group: WorkerGroup, name: str, sequence_ranks: int = 1, generation_config: Any = None):
         self.group, self.name, self.generation_config = group, name, generation_config
+        self.sequence_ranks, self.shares = sequence_ranks, group.size // sequence_ranks
 
     def log_probs(
         self, batch: SampleBatch, temperature: float, *, with_entropy: bool = False
@@ -54,12 +59,11 @@ class GroupModelEngine:
         """One optimizer update on all of `batch`, as `FSDPEngine.train_batch` makes it; `mfu` is the ranks' mean.
 
         Raises:
-            ValueError: fewer samples than ranks.
+            ValueError: fewer samples than ranks that have samples of their own.
         """
-        if len(batch) < self.group.size:
-            raise ValueError(f"{len(batch)} samples cannot be split over {self.group.size} ranks")
-        groups = shares(batch, self.group.size)
-        results = self.group.scatter("train_batch", [(self.name, pack(batch.select(g)), loss) for g in groups])
+        if len(batch) < self.shares:
+            raise ValueError(f"{len(batch)} samples cannot be split over {self.shares} ranks")
+        results = self._on_shares("train_batch", batch, shares(batch, self.shares), loss)
         metrics = results[0]
         if "mfu" in metrics:
             metrics["mfu"] = sum(r["mfu"] for r in results) / len(results)
@@ -75,9 +79,16 @@ class GroupModelEngine:
 
     def _infer(self, method: str, batch: SampleBatch, *args: Any) -> SampleBatch:
         batch = SampleBatch({k: batch[k] for k in ("prompt_ids", "response_ids")})
-        groups = shares(batch, self.group.size)
-        parts = self.group.scatter(method, [(self.name, pack(batch.select(g)), *args) for g in groups])
-        return in_order([unpack(part) for part in parts], groups)
+        groups = shares(batch, self.shares)
+        parts = self._on_shares(method, batch, groups, *args)
+        return in_order([unpack(part) for part in parts[:: self.sequence_ranks]], groups)
+
+    def _on_shares(self, method: str, batch: SampleBatch, groups: Sequence[torch.Tensor], *args: Any) -> list[Any]:
+        """`method` of every rank with its samples; results by rank."""
+        packed = [self.group.share(pack(batch.select(g))) for g in groups]
+        return self.group.scatter(
+            method, [(self.name, packed[rank // self.sequence_ranks], *args) for rank in range(self.group.size)]
+        )
 
 
 class GroupRolloutEngine:

@@ -73,7 +73,7 @@ class RayGroup:
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """`method` with the same arguments on every rank; results by rank. Arguments go into Ray's store once."""
-        shared = tuple(ray.put(arg) for arg in args)
+        shared = tuple(self.share(arg) for arg in args)
         return self.scatter(method, [shared] * self.size)
 
     def scatter(self, method: str, arguments: Sequence[tuple], ranks: Sequence[int] | None = None) -> list[Any]:
@@ -103,6 +103,10 @@ class RayGroup:
                 del running[generator]
                 continue
             yield position, collect([Call(reference, self, ranks[position])])[0]
+
+    def share(self, value: Any) -> Any:
+        """The value in Ray's object store, as an argument of several workers."""
+        return ray.put(value)
 
     def close(self) -> None:
         """End the workers."""

@@ -17,6 +17,7 @@ from verl.core.model_engine.loading import DTYPES, load_config, load_policy, loa
 from verl.core.model_engine.lora import BaseReference, add_adapters
 from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.parallel import ensure_process_group
+from verl.core.model_engine.sequence_parallel import check_heads
 from verl.core.rollout_engine.api import RolloutEngine
 from verl.core.rollout_engine.factory import check_engine, make_rollout_engine
 from verl.errors import ConfigError
@@ -94,6 +95,7 @@ def build_roles(
     Raises:
         ConfigError: the devices are not there, or a model cannot be loaded.
     """
+    _check_sequences(config, model_path, with_critic)
     if is_distributed(config):
         from verl.core.controller.distributed import build_on_ray
 
@@ -106,6 +108,28 @@ def build_roles(
     notices += [reason] if reason else []
     same = same_numerics(config, rollout, device)
     return Roles(actor, rollout, ref, critic, same, notices, *weight_options(config))
+
+
+def sequence_ranks(config: PPOConfig) -> dict[str, int]:
+    """How many ranks share the tokens of a micro-batch of each engine; with adapters the reference is the actor's model."""
+    root = config.actor_rollout_ref
+    ref = root.actor if root.model.lora_rank > 0 else root.ref
+    sections = {"actor": root.actor, "ref": ref, "critic": config.critic}
+    return {name: section.fsdp_config.ulysses_sequence_parallel_size for name, section in sections.items()}
+
+
+def _check_sequences(config: PPOConfig, model_path: str, with_critic: bool) -> None:
+    """ConfigError where a model's attention heads cannot be shared, before workers are started."""
+    ranks = sequence_ranks(config)
+    policy, critic = config.actor_rollout_ref.model, config.critic.model
+    models = [("actor_rollout_ref.actor", ranks["actor"], model_path, policy)]
+    models.append(("actor_rollout_ref.ref", ranks["ref"], model_path, policy))
+    if with_critic:
+        models.append(("critic", ranks["critic"], resolve_model_path(critic.path, "critic.model.path"), critic))
+    for section, size, path, model in models:
+        if size > 1:
+            options = {"trust_remote_code": model.trust_remote_code, "override": model.override_config}
+            check_heads(load_config(path, **options), size, section)
 
 
 def build_trainers(

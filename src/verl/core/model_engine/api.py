@@ -22,6 +22,10 @@ class MicroBatching:
     max_tokens: int
     max_samples: int | None = None
 
+    def on_ranks(self, count: int) -> MicroBatching:
+        """Of a forward that `count` ranks share, where max_tokens is what one of them holds."""
+        return MicroBatching(self.max_tokens * count, self.max_samples)
+
 
 @dataclass(frozen=True)
 class TokenOutputs:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from verl.core.model_engine.packing import PackedLayout
+from verl.core.model_engine.sequence_parallel import SequencePart
 
 NAME = "packed"
 SHORT = 64
@@ -30,18 +31,24 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     packing: PackedLayout | None = None,
+    part: SequencePart | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention function in transformers' signature: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, D]."""
+    """Attention function in transformers' signature: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, D].
+
+    part: with sequence parallelism, which of the layout's tokens these are.
+    """
     if packing is None:
         raise ValueError("packed attention needs the layout: call the model with packing=PackedLayout.make(...)")
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    if part is not None:
+        q, k, v = part.all_tokens(q, k, v)
     window = sliding_window if sliding_window is not None and sliding_window < packing.max_length else None
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         out = _flash(q, k, v, packing, scaling, window)
     else:
         out = _by_length_groups(q, k, v, packing, scaling, window)
-    return out.unsqueeze(0), None
+    return (out if part is None else part.all_heads(out)).unsqueeze(0), None
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, packing: PackedLayout, scale: float | None, window: int | None) -> Tensor:

@@ -45,6 +45,7 @@ from verl.core.model_engine.models import PolicyModel, ValueModel
 from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, move_state
 from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens, split_sharing_prompts
 from verl.core.model_engine.parallel import compile_layers, make_mesh, reshard, shard, spread_weights, tensors_of
+from verl.core.model_engine.sequence_parallel import SequenceGroup
 from verl.data.batch import Ragged, SampleBatch
 
 
@@ -75,13 +76,16 @@ class FSDPEngine:
             total_updates: length of the learning-rate schedule. tokenizer: saved beside the weights.
         """
         self.device, self.fsdp, self.optim_config = device, fsdp, optim
-        self.train_limit, self.infer_limit = train_limit, infer_limit
+        self.sequence_ranks = fsdp.ulysses_sequence_parallel_size
+        self.train_limit, self.infer_limit = (m.on_ranks(self.sequence_ranks) for m in (train_limit, infer_limit))
         self.total_updates, self.updates = total_updates, 0
         self.share_prompts = True
         self.checkpoint = checkpoint or CheckpointConfig()
         self.tokenizer = tokenizer
         self.hf_config, self.generation_config = model.hf.config, getattr(model.hf, "generation_config", None)
         self.adapter = adapter_settings(model.hf)
+        if self.sequence_ranks > 1:
+            model.sequence = SequenceGroup(device, self.sequence_ranks)
         model.requires_grad_(optim is not None)
         if self.adapter is not None and optim is not None:
             freeze_base(model)
@@ -188,7 +192,8 @@ class FSDPEngine:
                 inputs = self._pack(micro)
                 value, metrics = loss(self._outputs(inputs, loss), micro.to(self.device))
                 value.backward()
-                flops += train_flops(self.model, self.hf_config, inputs.layout.lengths, len(inputs.input_ids))
+                work = train_flops(self.model, self.hf_config, inputs.layout.lengths, len(inputs.input_ids))
+                flops += work / self.sequence_ranks
                 merge_into(totals, metrics)
             norm = clip_gradients(self.parameters, config.clip_grad)
             rate = learning_rate(self.updates, config, self.total_updates)
@@ -201,7 +206,7 @@ class FSDPEngine:
             self.updates += 1
             optimizer.zero_grad(set_to_none=True)
             reshard(self.model)
-        numbers = reduce(totals, self.device)
+        numbers = reduce(totals, self.device, self.sequence_ranks)
         if (peak := peak_flops(self.device)) is not None:
             if self.device.type == "cuda":
                 torch.cuda.synchronize()

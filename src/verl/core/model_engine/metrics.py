@@ -44,8 +44,11 @@ def merge_into(totals: dict[str, Metric], new: Mapping[str, Metric]) -> None:
         totals[name] = totals[name].merge(metric) if name in totals else metric
 
 
-def reduce(metrics: Mapping[str, Metric], device: torch.device) -> dict[str, float]:
-    """Over all ranks, as Python numbers, with one transfer from the device. A mean over nothing is 0."""
+def reduce(metrics: Mapping[str, Metric], device: torch.device, copies: int = 1) -> dict[str, float]:
+    """Over all ranks, as Python numbers, with one transfer from the device. A mean over nothing is 0.
+
+    copies: so many ranks have the same samples.
+    """
     names = sorted(metrics)
     if not names:
         return {}
@@ -58,6 +61,7 @@ def reduce(metrics: Mapping[str, Metric], device: torch.device) -> dict[str, flo
         largest = table.clone()
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         dist.all_reduce(table)
+        table /= copies
         is_max = torch.tensor([metrics[n].kind == "max" for n in names], device=device)
         table = torch.where(is_max[:, None], largest, table)
     numbers = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from verl.core.model_engine import attention
 from verl.core.model_engine.chunked_head import linear_log_probs
 from verl.core.model_engine.packing import PackedInputs
+from verl.core.model_engine.sequence_parallel import SequenceGroup, SequencePart
 from verl.errors import ConfigError
 
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -23,7 +25,12 @@ def check_plain_head(config) -> None:
 
 
 class _Packed(nn.Module):
-    """Holds a Hugging Face model under `hf`; parameter names are the checkpoint's behind the prefix "hf."."""
+    """Holds a Hugging Face model under `hf`; parameter names are the checkpoint's behind the prefix "hf.".
+
+    sequence: the ranks that share each micro-batch's tokens; None: each rank has micro-batches of its own.
+    """
+
+    sequence: SequenceGroup | None = None
 
     def __init__(self, hf: nn.Module):
         super().__init__()
@@ -33,15 +40,21 @@ class _Packed(nn.Module):
             )
         self.hf = hf
 
-    def hidden_states(self, inputs: PackedInputs) -> Tensor:
-        """Final hidden state that predicts each response token: [N, H]."""
+    def part_of(self, inputs: PackedInputs) -> SequencePart | None:
+        """This rank's part of the inputs; None where it computes all of them."""
+        return None if self.sequence is None else self.sequence.part(inputs)
+
+    def hidden_states(self, inputs: PackedInputs, part: SequencePart | None) -> Tensor:
+        """Final hidden state that predicts each response token (of the part): [N, H]."""
+        own = inputs if part is None else part
         out = self.hf.base_model(
-            input_ids=inputs.input_ids[None],
-            position_ids=inputs.position_ids[None],
+            input_ids=own.input_ids[None],
+            position_ids=own.position_ids[None],
             use_cache=False,
             packing=inputs.layout,
+            **({} if part is None else {"part": part}),
         )
-        return out.last_hidden_state.squeeze(0).index_select(0, inputs.target_positions)
+        return out.last_hidden_state.squeeze(0).index_select(0, own.target_positions)
 
 
 class PolicyModel(_Packed):
@@ -59,14 +72,18 @@ class PolicyModel(_Packed):
             raise ConfigError(
                 f"{self.hf.config.model_type} models have a bias in their output layer, which is not supported."
             )
-        return linear_log_probs(
-            self.hidden_states(inputs),
+        part = self.part_of(inputs)
+        log_probs, entropy = linear_log_probs(
+            self.hidden_states(inputs, part),
             head.weight,
-            inputs.labels,
+            inputs.labels if part is None else part.labels,
             temperature,
             with_entropy=with_entropy,
             compiled=self.compiled and inputs.labels.is_cuda,
         )
+        if part is not None:
+            log_probs, entropy = part.all_targets(torch.stack((log_probs, entropy), dim=1)).unbind(1)
+        return log_probs, entropy
 
 
 class ValueModel(_Packed):
@@ -74,4 +91,6 @@ class ValueModel(_Packed):
 
     def forward(self, inputs: PackedInputs) -> Tensor:
         """Values, float32 [N]."""
-        return self.hf.score(self.hidden_states(inputs)).float().sum(-1)  # a sum, since FSDP2 warns of views
+        part = self.part_of(inputs)
+        values = self.hf.score(self.hidden_states(inputs, part)).float().sum(-1)  # a sum, since FSDP2 warns of views
+        return values if part is None else part.all_targets(values)
