@@ -257,7 +257,9 @@ RETIRED: tuple[Retired, ...] = (
     Retired("reward_model.use_dynamic_bsz", "follows reward_model.micro_batch_size_per_gpu"),
     Retired("reward_model.use_reward_loop", "rewards are computed while the step goes on"),
     Retired("reward_model.launch_reward_fn_async", "rewards are computed while the step goes on"),
-    Retired("reward_model.ulysses_sequence_parallel_size", _ALWAYS, (1,), _SEQUENCE),
+    Retired(
+        "reward_model.ulysses_sequence_parallel_size", _ALWAYS, (1,), "a reward model reads each text on one device"
+    ),
     Retired("reward_model.rollout.*", _ENGINE),
     Retired("reward.sandbox_fusion.*", "only read with a sandbox, which is off"),
     # run
