@@ -1,13 +1,15 @@
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.core.model_engine.conftest import make_config
 from torch import nn
 
-from verl.core.model_engine.memory import train_flops
+from verl.core.model_engine import memory
+from verl.core.model_engine.memory import activation_bytes, needs_checkpointing, train_flops
 
 FAULTS = """
 import resource, sys, torch
@@ -44,3 +46,28 @@ def test_flops_of_two_sequences_that_share_a_prompt():
     6 x 100 x 5 = 3,000 and 6 x 2 x 32 x (9 + 16) = 9,600.
     """
     assert train_flops(nn.Linear(10, 10, bias=False), make_config(), torch.tensor([3, 4]), tokens=5) == 12_600
+
+
+QWEN_HALF_B = SimpleNamespace(hidden_size=896, intermediate_size=4864, num_hidden_layers=24)
+GPU = torch.device("cuda")
+
+
+def test_activations_of_compiled_layers_take_half():
+    """24 layers x 2 bytes x (12 x 896 + 4 x 4864) = 1,449,984 bytes a token; compiled 6 and 2 widths."""
+    assert activation_bytes(QWEN_HALF_B, 1000, torch.bfloat16) == 1_449_984_000
+    assert activation_bytes(QWEN_HALF_B, 1000, torch.bfloat16, compiled=True) == 724_992_000
+
+
+def test_checkpointing_where_activations_or_the_models_state_leave_no_room(monkeypatch):
+    """A device of 100 GB: activations may take 40 GB, and with the state of 3B parameters (60 GB) what is left of 90."""
+    monkeypatch.setattr(memory, "device_bytes", lambda device: 100 * 10**9)
+
+    def needs(tokens, **options):
+        return needs_checkpointing(QWEN_HALF_B, tokens, torch.bfloat16, GPU, **options)
+
+    assert not needs(27_000)  # 39.1 GB
+    assert needs(28_000)  # 40.6 GB
+    assert not needs(55_000, compiled=True)  # 39.9 GB
+    assert needs(27_000, parameters=3 * 10**9)
+    assert not needs(20_000, parameters=3 * 10**9)  # 29.0 GB
+    assert needs_checkpointing(object(), 1, torch.bfloat16, GPU)

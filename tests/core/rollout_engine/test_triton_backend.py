@@ -199,10 +199,11 @@ def test_whole_runs_equal_the_torch_backend_s(family, sampling):
         runner = Runner(spec, DEVICE, torch.float32, backend_class)
         runner.prepare(buffers.model, 4, 20, 6, rule)
         schedule = Schedule(
-            runner, asked, rule, slots=4, check_every=3, token_budget=64, version=0, stats=RolloutStats(), aborted=set()
+            runner, dict(asked), rule, slots=4, check_every=3, token_budget=64, version=0, stats=RolloutStats(), aborted=set()
         )  # fmt: skip
         results.append({(r, i): c for r, i, c in schedule.run()})
     ours, theirs = results
+    assert ours.keys() == theirs.keys()
     for key, completion in ours.items():
         assert theirs[key].token_ids == completion.token_ids
         assert theirs[key].log_probs == pytest.approx(completion.log_probs, abs=1e-4)

@@ -90,7 +90,11 @@ class FSDPEngine:
         if self.adapter is not None and optim is not None:
             freeze_base(model)
         if gradient_checkpointing is None:
-            gradient_checkpointing = needs_checkpointing(self.hf_config, train_limit.max_tokens, dtype, device)
+            of_this_device = sum(p.numel() for p in model.parameters()) // dist.get_world_size()
+            options = {"parameters": of_this_device, "compiled": compiled and device.type == "cuda"}
+            gradient_checkpointing = needs_checkpointing(
+                self.hf_config, train_limit.max_tokens, dtype, device, **options
+            )
         if gradient_checkpointing and optim is not None:
             model.hf.gradient_checkpointing_enable({"use_reentrant": False})
         model.train(optim is not None)

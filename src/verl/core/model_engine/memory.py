@@ -9,16 +9,20 @@ import psutil
 import torch
 from torch import nn
 
-# Activations that a decoder layer keeps for its backward, in widths of the hidden state and of the MLP, per token.
-HIDDEN_WIDTHS, MLP_WIDTHS = 12, 4
+# Activations that a decoder layer keeps for its backward, in widths of the hidden state and of the MLP, per token: layer by
+# layer, and compiled, which recomputes what is cheap (measured on Qwen2 shapes).
+HIDDEN_WIDTHS, MLP_WIDTHS = (12, 6), (4, 2)
 SHARE = 0.25
+ACTIVATIONS_SHARE = 0.4
+# float32 weights, gradients and two moments, and the weights once more as the computation and the rollout have them.
+STATE_BYTES = 20
 # Numbers of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def activation_bytes(config, tokens: int, dtype: torch.dtype) -> int:
+def activation_bytes(config, tokens: int, dtype: torch.dtype, *, compiled: bool = False) -> int:
     """Bytes that the decoder layers keep for the backward pass of `tokens` packed tokens, without checkpointing."""
-    width = HIDDEN_WIDTHS * config.hidden_size + MLP_WIDTHS * config.intermediate_size
+    width = HIDDEN_WIDTHS[compiled] * config.hidden_size + MLP_WIDTHS[compiled] * config.intermediate_size
     return tokens * config.num_hidden_layers * width * dtype.itemsize
 
 
@@ -29,14 +33,18 @@ def device_bytes(device: torch.device) -> int:
     return psutil.virtual_memory().total
 
 
-def needs_checkpointing(config, tokens: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether activations of a micro-batch would take more than a quarter of the device's memory.
+def needs_checkpointing(
+    config, tokens: int, dtype: torch.dtype, device: torch.device, *, parameters: int = 0, compiled: bool = False
+) -> bool:
+    """Whether activations of a micro-batch would take more than 40 % of the device's memory, or than the model's state leaves.
 
-    A model whose config does not tell its shape is taken to need it.
+    A model whose config does not tell its shape is taken to need it. parameters: of this device's share of the model.
     """
     if not all(hasattr(config, name) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")):
         return True
-    return activation_bytes(config, tokens, dtype) > SHARE * device_bytes(device)
+    memory = device_bytes(device)
+    room = min(ACTIVATIONS_SHARE * memory, 0.9 * memory - STATE_BYTES * parameters)
+    return activation_bytes(config, tokens, dtype, compiled=compiled) > room
 
 
 def holds_whole_model(parameters: int, trained: int, dtype: torch.dtype, device: torch.device) -> bool:
