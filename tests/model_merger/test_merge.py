@@ -271,5 +271,18 @@ def test_damaged_bytes_of_the_right_number_are_refused(tmp_path):
     actor = save(build("qwen2", True), tmp_path / "run")
     shard = next((actor / "model").glob("*.distcp"))
     shard.write_bytes(b"\0" * shard.stat().st_size)
-    with pytest.raises(CheckpointError, match=r"model is damaged and cannot be read"):
+    with pytest.raises(CheckpointError, match=rf"{shard.name} is damaged: .*its checksum differs"):
         merge(actor, tmp_path / "out")
+
+
+def test_one_wrong_number_in_a_whole_shard_is_refused(tmp_path):
+    actor = save(build("qwen2", True), tmp_path / "run")
+    shard = next((actor / "model").glob("*.distcp"))
+    contents = bytearray(shard.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    shard.write_bytes(contents)
+    with pytest.raises(CheckpointError, match=rf"{shard.name} is damaged: .*its checksum differs"):
+        merge(actor, tmp_path / "out")
+    # Copied out of its checkpoint it has no checksums, and its index is unharmed.
+    (actor.parent / "actor").rename(tmp_path / "actor")
+    assert merge(tmp_path / "actor", tmp_path / "out").folder == tmp_path / "out"

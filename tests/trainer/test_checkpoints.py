@@ -128,6 +128,14 @@ def test_a_damaged_file_is_named(tmp_path, name):
         checkpoints.resume(fake_run(tmp_path), folder)
 
 
+def test_a_wrong_digit_is_found(tmp_path):
+    folder = checkpoints.save(fake_run(tmp_path, step=2), METRICS)
+    path = folder / "trainer.json"
+    path.write_text(path.read_text().replace('"step": 2', '"step": 1'))
+    with pytest.raises(CheckpointError, match=r"trainer\.json is damaged: .*its checksum differs"):
+        checkpoints.resume(fake_run(tmp_path), folder)
+
+
 def full_disk(folder):
     raise OSError(errno.ENOSPC, "No space left on device")
 

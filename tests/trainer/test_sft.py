@@ -110,11 +110,14 @@ def test_with_lora_the_adapter_alone_is_trained_and_merges(tiny_model, data, tmp
         ("data.messages_key=chat", "chat"),
         ("engine.ulysses_sequence_parallel_size=2", "engine.ulysses_sequence_parallel_size=2: fine-tuning runs on one"),
         ("engine.fsdp_size=2", "engine.fsdp_size=2: fine-tuning runs on one device. Leave it at -1."),
+        ("optim.lr=inf", "optim.lr=inf: has to be a finite number"),
+        ("data.val_files=nowhere.parquet", "nowhere.parquet"),
     ],
 )
 def test_mistakes_are_told(tiny_model, data, tmp_path, capsys, more, message):
     assert run_main(main, words(tiny_model, data, tmp_path / "run", more)) == 2
     assert message in capsys.readouterr().err
+    assert not list((tmp_path / "run").glob("*.jsonl"))
 
 
 def test_cfg_prints_the_whole_config(tiny_model, data, tmp_path, capsys):

@@ -65,9 +65,11 @@ def _print_help(argv: list[str], schema: type | None, usage: str) -> None:
 def _print_config(argv: list[str], schema: type | None) -> list[str]:
     """Print the config that the other words make, and exit."""
     from verl.config.compose import compose, print_notice, to_yaml
-    from verl.config.schema import PPOConfig
+    from verl.config.schema import PPOConfig, SFTConfig
     from verl.config.validate import validate
+    from verl.config.validate_sft import validate_sft
 
+    checks: dict[type, Callable[[Any], list[str]]] = {PPOConfig: validate, SFTConfig: validate_sft}
     rest: list[str] = []
     kind = ""
     words = iter(argv)
@@ -80,8 +82,9 @@ def _print_config(argv: list[str], schema: type | None) -> list[str]:
             rest.append(word)
     if kind != "job":
         raise ConfigError(f"--cfg {kind}: takes job, as in --cfg job.")
-    config: Any = compose(rest, schema or PPOConfig)
-    for notice in validate(config) if schema is None else []:
+    schema = schema or PPOConfig
+    config: Any = compose(rest, schema)
+    for notice in checks[schema](config) if schema in checks else []:
         print_notice(notice)
     print(to_yaml(config), end="")
     raise SystemExit(0)

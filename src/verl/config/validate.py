@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from verl.config.compose import join_problems
 from verl.config.derived import clip_range, kl_in_reward_coef, name_list, needs_critic, num_devices
-from verl.config.schema import CheckpointConfig, OptimConfig, PPOConfig, RolloutConfig
+from verl.config.schema import CheckpointConfig, OptimConfig, PPOConfig, RolloutConfig, SFTConfig
 from verl.config.suggest import did_you_mean, nearest_words
 from verl.config.validate_pipeline import check_pipeline
 from verl.config.validate_rewards import check_reward_model
@@ -45,8 +46,8 @@ def validate(config: PPOConfig) -> list[str]:
     found = Findings()
     checks: tuple[Callable[[PPOConfig, Findings], None], ...] = (
         _check_data,
-        _check_names,
-        _check_resume,
+        check_loggers,
+        check_resume,
         _check_kl,
         _check_estimator,
         _check_filters,
@@ -68,25 +69,26 @@ def validate(config: PPOConfig) -> list[str]:
 
 def _check_data(config: PPOConfig, found: Findings) -> None:
     data = config.data
-    for key, value, needed in (
-        ("data.train_files", data.train_files, True),
-        ("data.val_files", data.val_files, False),
-        ("trainer.plugins", config.trainer.plugins, False),
-    ):
-        try:
-            files = name_list(value)
-        except TypeError:
-            found.problem(
-                True, f"{key}={value}: takes one file or a list of files, such as {key}=[a.parquet,b.parquet]."
-            )
-            continue
-        found.problem(needed and not files, f"{key} names no file.")
-        found.problem(any(not f.strip() for f in files), f"{key}={value}: a file's name is empty.")
+    check_files("data.train_files", data.train_files, True, found)
+    check_files("data.val_files", data.val_files, False, found)
+    check_files("trainer.plugins", config.trainer.plugins, False, found)
     found.problem(data.train_max_samples == 0, "data.train_max_samples=0 leaves no prompt; -1 takes all.")
     found.problem(data.val_max_samples == 0, "data.val_max_samples=0 leaves no prompt; write data.val_files=null.")
 
 
-def _check_names(config: PPOConfig, found: Findings) -> None:
+def check_files(key: str, value: Any, needed: bool, found: Findings) -> None:
+    """A key that takes one file or a list of files."""
+    try:
+        files = name_list(value)
+    except TypeError:
+        found.problem(True, f"{key}={value}: takes one file or a list of files, such as {key}=[a.parquet,b.parquet].")
+        return
+    found.problem(needed and not files, f"{key} names no file.")
+    found.problem(any(not f.strip() for f in files), f"{key}={value}: a file's name is empty.")
+
+
+def check_loggers(config: PPOConfig | SFTConfig, found: Findings) -> None:
+    """Names in trainer.logger."""
     value = config.trainer.logger
     try:
         names = name_list(value)
@@ -100,7 +102,8 @@ def _check_names(config: PPOConfig, found: Findings) -> None:
             found.problem(True, f"trainer.logger={name}: takes {', '.join(LOGGERS)}, one or a list of them.{mend}")
 
 
-def _check_resume(config: PPOConfig, found: Findings) -> None:
+def check_resume(config: PPOConfig | SFTConfig, found: Findings) -> None:
+    """trainer.resume_mode and its path."""
     trainer = config.trainer
     path = trainer.resume_from_path
     found.problem(
@@ -279,14 +282,15 @@ def _check_packing(config: PPOConfig, found: Findings) -> None:
 
 def _check_engines(config: PPOConfig, found: Findings) -> None:
     actor = config.actor_rollout_ref.actor
-    _check_optimizer("actor_rollout_ref.actor.optim", actor.optim, found)
-    _check_checkpoint("actor_rollout_ref.actor.checkpoint", actor.checkpoint, found)
+    check_optimizer("actor_rollout_ref.actor.optim", actor.optim, found)
+    check_checkpoint("actor_rollout_ref.actor.checkpoint", actor.checkpoint, found)
     if needs_critic(config):
-        _check_optimizer("critic.optim", config.critic.optim, found)
-        _check_checkpoint("critic.checkpoint", config.critic.checkpoint, found)
+        check_optimizer("critic.optim", config.critic.optim, found)
+        check_checkpoint("critic.checkpoint", config.critic.checkpoint, found)
 
 
-def _check_optimizer(section: str, optim: OptimConfig, found: Findings) -> None:
+def check_optimizer(section: str, optim: OptimConfig, found: Findings) -> None:
+    """An optimizer's options, in the section of that name."""
     found.problem(not math.isfinite(optim.lr), f"{section}.lr={optim.lr}: has to be a finite number, such as 1e-6.")
     found.problem(
         len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas),
@@ -303,7 +307,8 @@ def _check_optimizer(section: str, optim: OptimConfig, found: Findings) -> None:
     )
 
 
-def _check_checkpoint(section: str, checkpoint: CheckpointConfig, found: Findings) -> None:
+def check_checkpoint(section: str, checkpoint: CheckpointConfig, found: Findings) -> None:
+    """What a checkpoint holds, in the section of that name."""
     for name, contents in (("save_contents", checkpoint.save_contents), ("load_contents", checkpoint.load_contents)):
         for word in contents:
             mend = did_you_mean(nearest_words(word, CHECKPOINT_CONTENTS, limit=1))

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from verl.config.compose import to_yaml
 from verl.core.checkpoint_engine.disk import damage_named, load_file
-from verl.core.checkpoint_engine.store import CheckpointStore, step_of
+from verl.core.checkpoint_engine.store import CheckpointStore, step_of, verify
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import CheckpointError
 from verl.trainer.run import Run
@@ -100,6 +100,7 @@ def resume(run: Run, folder: Path) -> None:
     path = folder / STATE
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: {folder} was not written by this trainer, or not wholly.")
+    verify(folder)
     with damage_named(path):
         state = json.loads(path.read_text())
         if missing := [name for name in ("step", "sampler", "kl_control", "metrics") if name not in state]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from verl.config.compose import print_notice, to_yaml
 from verl.config.schema import SFTConfig, TrainerConfig
 from verl.core.checkpoint_engine.disk import damage_named, load_file
-from verl.core.checkpoint_engine.store import CheckpointStore, step_of
+from verl.core.checkpoint_engine.store import CheckpointStore, step_of, verify
 from verl.core.controller.roles import choose_device, compute_dtype
 from verl.core.model_engine.api import MicroBatching, TokenOutputs
 from verl.core.model_engine.fsdp_engine import FSDPEngine
@@ -221,6 +221,7 @@ def resume(run: SFTRun, folder: Path) -> None:
     path = folder / "trainer.json"
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: {folder} was not written by this trainer, or not wholly.")
+    verify(folder)
     with damage_named(path):
         state = json.loads(path.read_text())
     run.engine.load(folder / "actor")

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 from verl.config.command import handle_flags, run_main
-from verl.config.compose import compose
+from verl.config.compose import compose, print_notice
 from verl.config.schema import SFTConfig
+from verl.config.validate_sft import validate_sft
+from verl.data.reading import check_parquet_columns, list_files
 
 USAGE = """usage: python3 -m verl.trainer.sft_trainer data.train_files=FILE model.path=MODEL [key=value ...]
 
@@ -18,6 +20,11 @@ FILE is parquet or jsonl with chat messages in the column data.messages_key; the
 def main(argv: list[str]) -> int:
     """Train; returns the exit status (0, or 130 after Ctrl-C)."""
     config: SFTConfig = compose(handle_flags(argv, SFTConfig, USAGE), SFTConfig)
+    for notice in validate_sft(config):
+        print_notice(notice)
+    for key, files in (("data.train_files", config.data.train_files), ("data.val_files", config.data.val_files)):
+        for file in list_files(files, key) if files else []:
+            check_parquet_columns(file, {"data.messages_key": config.data.messages_key})
     from verl.trainer.folder import FolderLock
 
     lock = FolderLock(Path(config.trainer.default_local_dir).expanduser())

@@ -141,7 +141,10 @@ def _rank(rank: int, world: int, action: str, folder: str) -> None:
 
 
 def _run_ranks(world: int, action: str, folder) -> None:
-    # Forked, for a spawned process would import torch anew.
+    # Forked, for a spawned process would import torch anew. It inherits this process's group, which tests before this one
+    # may have left, and could not have one of its own.
+    if dist.is_initialized():
+        dist.destroy_process_group()
     mp.start_processes(_rank, (world, action, str(folder)), nprocs=world, start_method="fork")
 
 

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
-from verl.core.checkpoint_engine.store import CheckpointStore, defect, step_of
+from verl.core.checkpoint_engine.store import CheckpointStore, defect, step_of, verify
 from verl.errors import CheckpointError, ConfigError
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -42,6 +43,7 @@ def test_layout_and_tracker(store):
         "step": 5,
         "serial": 1,
         "files": {"actor/weights.bin": len("weights 5")},
+        "crc32": {"actor/weights.bin": f"{zlib.crc32(zlib.crc32(b'weights 5').to_bytes(4, 'big')):08x}"},
     }
     assert sorted(p.name for p in store.folder.iterdir()) == ["global_step_5", TRACKER]
     assert store.find("auto") == path
@@ -297,3 +299,25 @@ def test_killed_in_the_first_checkpoint_starts_from_scratch_with_a_notice(tmp_pa
     notices = []
     assert CheckpointStore(tmp_path, notify=notices.append).find("auto") is None
     assert len(notices) == 1
+
+
+def test_wrong_contents_of_the_right_size_are_named(store):
+    path = put(store, 5)
+    verify(path)
+    file = path / "actor" / "weights.bin"
+    file.write_bytes(file.read_bytes().replace(b"5", b"6"))
+    assert store.find("auto") == path  # sizes alone are looked at here, of every checkpoint
+    with pytest.raises(
+        CheckpointError, match=r"actor/weights\.bin is damaged: .*its checksum differs.*resume_from_path"
+    ):
+        verify(path)
+    verify(path, "critic/")
+
+
+def test_a_checkpoint_without_checksums_is_still_one(store):
+    path = put(store, 5)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["crc32"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    verify(path)
+    assert store.find("auto") == path

@@ -54,6 +54,7 @@ def reference_log_probs(plain, batch, temperature=1.0):
     return log_probs, entropies
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def process_group():
+    """Of one process; made anew where a test elsewhere has ended it."""
     ensure_process_group(torch.device("cpu"), 60)

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import time
 
 import huggingface_hub
 import pytest
@@ -9,6 +10,7 @@ import torch
 from huggingface_hub import constants
 from tests.core.model_engine.conftest import make_pair
 
+from verl.core.model_engine import loading
 from verl.core.model_engine.loading import load_config, load_policy, load_tokenizer, resolve_model_path
 from verl.errors import ConfigError
 
@@ -26,6 +28,9 @@ def no_network(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(socket, "getaddrinfo", fail)
+    loading._knock.cache_clear()
+    yield
+    loading._knock.cache_clear()
 
 
 def test_a_hub_without_an_address_is_one_message_and_no_retries(no_network, caplog):
@@ -39,6 +44,33 @@ def test_a_hub_without_an_address_is_one_message_and_no_retries(no_network, capl
 def test_an_earlier_download_is_taken_where_the_hub_has_no_address(no_network, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda path, local_files_only: f"cache/{path}")
     assert resolve_model_path("some/model") == "cache/some/model"
+
+
+def test_a_hub_that_does_not_answer_is_one_message_within_seconds(no_network, monkeypatch):
+    def silent(address, timeout):
+        assert address[1] == 443
+        waited.append(timeout)
+        raise TimeoutError("timed out")
+
+    waited = []
+    monkeypatch.setattr(socket, "create_connection", silent)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"the hub cannot be reached \(.* does not answer within 5 s\)"):
+            resolve_model_path("nope/model")
+    assert waited == [5]  # found out once
+
+
+def test_a_hub_that_takes_long_is_told_of(monkeypatch, capsys):
+    monkeypatch.setattr(loading, "NOTICE_SECONDS", 0.05)
+
+    def load(path, **options):
+        time.sleep(0.3)
+        raise OSError("gave up")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", load)
+    with pytest.raises(ConfigError, match="gave up"):
+        load_tokenizer("some/model")
+    assert "still fetching the tokenizer of some/model from" in capsys.readouterr().err
 
 
 def test_behind_a_proxy_the_name_is_not_looked_up(no_network, monkeypatch):

@@ -26,11 +26,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
-from verl.core.checkpoint_engine.store import MANIFEST, CheckpointStore, defect
+from verl.core.checkpoint_engine.store import EARLIER, MANIFEST, CheckpointStore, defect, verify
 from verl.errors import CheckpointError
 
 MODEL, OPTIMIZER, EXTRA, HUGGINGFACE = "model", "optimizer", "extra.pt", "huggingface"
-EARLIER = "Go on from an earlier one with trainer.resume_mode=resume_path trainer.resume_from_path=.../global_step_N."
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def check_sharded(folder: Path | str) -> Path:
 
 
 def check_role_folder(folder: Path | str) -> Path:
-    """The folder `.../actor` or `.../critic`, if the checkpoint around it was written to the end; else CheckpointError.
+    """The folder `.../actor` or `.../critic`, if the checkpoint around it is whole and its weights undamaged; else CheckpointError.
 
     A folder copied out of its checkpoint has no manifest above it and is held to its own index alone.
     """
@@ -138,6 +137,8 @@ def check_role_folder(folder: Path | str) -> Path:
     if not (path / MODEL).is_dir():
         raise CheckpointError(f"{folder} has no {MODEL}/ folder: it does not hold a role's weights")
     check_sharded(path / MODEL)
+    if in_checkpoint:
+        verify(path.parent, f"{path.name}/{MODEL}/")
     return path
 
 

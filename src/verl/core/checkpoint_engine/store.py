@@ -3,7 +3,7 @@
 Layout, under the run's folder:
 
     global_step_20/{actor,critic,...}      the contents, written by whoever owns them
-    global_step_20/manifest.json           every file with its size, and a serial number; its presence means "whole"
+    global_step_20/manifest.json           every file with its size and checksum, and a serial number; its presence means "whole"
     latest_checkpointed_iteration.txt      "20"
 
 A checkpoint is written into a hidden folder on the same file system, flushed, listed in its manifest, and only then
@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from verl.core.checkpoint_engine.atomic import sync_folder, sync_tree, write_atomically
+from verl.core.checkpoint_engine.file_sums import differing_file, file_sums
 from verl.errors import CheckpointError, ConfigError
 
 MANIFEST = "manifest.json"
 TRACKER = "latest_checkpointed_iteration.txt"
+EARLIER = "Go on from an earlier one with trainer.resume_mode=resume_path trainer.resume_from_path=.../global_step_N."
 _NAME = re.compile(r"global_step_(\d+)")
 _WRITING, _REPLACED, _DELETING = ".writing_", ".replaced_", ".deleting_"
 
@@ -72,6 +74,19 @@ def defect(path: Path) -> str | None:
         if found != size:
             return f"{name} has {found} bytes instead of {size}"
     return None
+
+
+def verify(path: Path, below: str = "") -> None:
+    """Read every file of a whole checkpoint (or those below one of its folders) against its checksum.
+
+    Raises:
+        CheckpointError: a file holds something else than was written. (Checkpoints of earlier versions have no checksums.)
+    """
+    sums = {name: value for name, value in _manifest(path).get("crc32", {}).items() if name.startswith(below)}
+    if (name := differing_file(path, sums)) is not None:
+        raise CheckpointError(
+            f"{path / name} is damaged: its contents are not what was written (its checksum differs). {EARLIER}"
+        )
 
 
 class CheckpointStore:
@@ -124,8 +139,9 @@ class CheckpointStore:
         files = {
             p.relative_to(temporary).as_posix(): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()
         }
+        sums = file_sums(temporary, files)
         serial = 1 + max((c.serial for c in self._whole()), default=0)
-        manifest = {"step": step, "serial": serial, "files": files}
+        manifest = {"step": step, "serial": serial, "files": files, "crc32": sums}
         write_atomically(temporary / MANIFEST, json.dumps(manifest, indent=1))
 
     def _publish(self, temporary: Path, final: Path) -> None:

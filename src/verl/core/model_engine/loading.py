@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,16 +17,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from verl.config.compose import print_notice
 from verl.core.model_engine import attention
 from verl.errors import ConfigError
 
+HUB_SECONDS = 5
+"""For a connection to the hub."""
+NOTICE_SECONDS = 15
+"""After so long the user is told what is waited for."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def resolve_model_path(path: str, key: str = "actor_rollout_ref.model.path") -> str:
     """A local directory, or a hub id as it is; with VERL_USE_MODELSCOPE=True an id is fetched from ModelScope.
 
-    Where the hub's name has no address, the id becomes the folder of an earlier download.
+    Where the hub has no address or does not answer there, the id becomes the folder of an earlier download.
 
     Raises:
         ConfigError: `path` looks like a directory and is none, or holds no config.json; modelscope is not
@@ -47,57 +54,77 @@ def resolve_model_path(path: str, key: str = "actor_rollout_ref.model.path") -> 
                 "VERL_USE_MODELSCOPE is set and modelscope is not installed: pip install 'reverl[modelscope]'"
             ) from None
         return snapshot_download(path)
-    return path if _hub_is_named() else _from_cache(path, key)
+    unreachable = _why_unreachable()
+    return path if unreachable is None else _from_cache(path, key, unreachable)
 
 
-def _hub_is_named() -> bool:
-    """Whether the hub's host has an address; asked first, for each of many requests would be retried for seconds.
+def _why_unreachable() -> str | None:
+    """Why the hub cannot be asked, or None; found out first, for each of many requests would be retried for seconds.
 
-    Behind a proxy the address is the proxy's matter, and HF_HUB_OFFLINE keeps the libraries from asking at all.
+    Behind a proxy the hub is the proxy's matter, and HF_HUB_OFFLINE keeps the libraries from asking at all.
     """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or {"https", "all"} & getproxies().keys():
-        return True
+        return None
+    address = urlsplit(constants.ENDPOINT)
+    return _knock(address.hostname, address.port or (80 if address.scheme == "http" else 443))
+
+
+@cache
+def _knock(host: str, port: int) -> str | None:
+    """Why no connection comes about, or None."""
     try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+        socket.create_connection((host, port), timeout=HUB_SECONDS).close()
+    except socket.gaierror:
+        return f"no address for {host}"
     except OSError:
-        return False
-    return True
+        return f"{host} does not answer within {HUB_SECONDS} s"
+    return None
 
 
-def _from_cache(path: str, key: str) -> str:
+def _from_cache(path: str, key: str, unreachable: str) -> str:
     """The folder of a model that was downloaded before."""
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         return snapshot_download(path, local_files_only=True)
     except (LocalEntryNotFoundError, HFValidationError):
-        host = urlsplit(constants.ENDPOINT).hostname
         raise ConfigError(
-            f"{key}={path}: not a folder here, and the hub cannot be reached (no address for {host}). Give a folder, or "
-            "check the network."
+            f"{key}={path}: not a folder here, and the hub cannot be reached ({unreachable}). Give a folder, or check the "
+            "network."
         ) from None
 
 
 @contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Without the hub client's lines about each of its retries; what fails in the end is raised."""
+def _quiet_hub(what: str, path: str) -> Iterator[None]:
+    """Without the hub client's lines about each of its retries, but with one notice when it takes long.
+
+    Each request has the client's own limit of time and of retries; what fails in the end is raised.
+    """
+    from huggingface_hub import constants
     from huggingface_hub.utils import logging as hub_logging
 
     before = hub_logging.get_verbosity()
     hub_logging.set_verbosity_error()
+    host = urlsplit(constants.ENDPOINT).hostname
+    text = f"still fetching the {what} of {path} from {host} after {NOTICE_SECONDS} s (HF_HUB_OFFLINE=1 takes an earlier download)"
+    timer = threading.Timer(NOTICE_SECONDS, print_notice, [text])
+    timer.daemon = True
+    if not Path(path).is_dir() and not constants.HF_HUB_OFFLINE:
+        timer.start()
     try:
         yield
     finally:
+        timer.cancel()
         hub_logging.set_verbosity(before)
 
 
 def from_hub(what: str, path: str, key: str, load):
     """Run `load()`, turning a hub's failure into words."""
     try:
-        with _quiet_hub():
+        with _quiet_hub(what, path):
             return load()
     except OSError as e:
         reason = str(e).strip().splitlines()[0]
