@@ -23,8 +23,10 @@ def test_a_second_run_is_told_which_process_has_the_folder(tmp_path):
 
 def test_fine_tuning_takes_its_folder_too(tmp_path):
     lock = FolderLock(tmp_path)
+    data = tmp_path / "a.jsonl"
+    data.write_text("not read before that\n")
     with pytest.raises(UserError, match="another run is writing"):
-        main(["data.train_files=none.parquet", "model.path=none", f"trainer.default_local_dir={tmp_path}"])
+        main([f"data.train_files={data}", "model.path=none", f"trainer.default_local_dir={tmp_path}"])
     lock.release()
 
 
