@@ -3,8 +3,8 @@
     python3 benchmarks/transfer_queue.py           1,024 prompts x 5 samples of 400 tokens
     python3 benchmarks/transfer_queue.py --smoke   a few, to see that it runs
 
-Every store gets the same samples twice: what generation gives, sample by sample or group by group, and the scores, a group at
-a time. Then groups are taken in batches of 256 and put together as a SampleBatch. A plain list of dicts, which bounds nothing
+Every store gets the same samples twice: what generation gives, in calls of one sample, a group or several, and the scores, a
+group or several at a time. Then groups are taken in batches of 256 and put together as a SampleBatch. A plain list of dicts, which bounds nothing
 and waits for nobody, is the limit; `queue.Queue` passes rows on but cannot wait for a row's later fields.
 """
 
@@ -111,23 +111,21 @@ class Bounded:
 
 
 def measure(make: Callable[[Work], Any], work: Work, together: int, repeats: int = 3) -> Figures:
-    """The fastest of a few passes of all samples through a new store. together: samples of a group put in one call."""
+    """The fastest of a few passes of all samples through a new store. together: samples put in one call."""
     passes = [one_pass(make(work), work, together) for _ in range(repeats)]
     return Figures(*(min(values) for values in zip(*passes)))
 
 
 def one_pass(store: Any, work: Work, together: int) -> tuple[float, float, float]:
     """Seconds of putting samples, of putting scores, and of taking."""
-    made = [[(uid, i, work.generated()) for i in range(work.samples)] for uid in work.uids()]
-    scores = [[(uid, i, {"score": 1.0}) for i in range(work.samples)] for uid in work.uids()]
+    places = [(uid, i) for uid in work.uids() for i in range(work.samples)]
+    made = [(uid, i, work.generated()) for uid, i in places]
+    scores = [(uid, i, {"score": 1.0}) for uid, i in places]
     marks = [time.perf_counter()]
-    for rows in made:
-        for first in range(0, work.samples, together):
-            store.put_many(rows[first : first + together])
-    marks.append(time.perf_counter())
-    for rows in scores:
-        store.put_many(rows)
-    marks.append(time.perf_counter())
+    for rows, size in ((made, together), (scores, max(together, work.samples))):
+        for first in range(0, len(rows), size):
+            store.put_many(rows[first : first + size])
+        marks.append(time.perf_counter())
     taken = 0
     while taken < work.prompts:
         batch = store.take(min(work.groups_a_take, work.prompts - taken))
@@ -158,24 +156,38 @@ def table(results: dict[str, Figures], work: Work, step_seconds: float) -> str:
 
 def run(work: Work, with_ray: bool, repeats: int) -> dict[str, Figures]:
     """Figures of each store."""
-    each = {
-        "a plain list": (PlainList, 1),
-        "queue.Queue": (StandardQueue, 1),
-        "local, put sample by sample": (lambda work: Bounded(LocalTransferQueue, work), 1),
-        "local, put_many by group": (lambda work: Bounded(LocalTransferQueue, work), work.samples),
+    results = {
+        "a plain list": measure(PlainList, work, 1, repeats),
+        "queue.Queue": measure(StandardQueue, work, 1, repeats),
     }
-    results = {name: measure(make, work, together, repeats) for name, (make, together) in each.items()}
+    kinds: dict[str, Callable[..., Any]] = {"local": LocalTransferQueue}
     if with_ray:
-        from verl.config.compose import compose
-        from verl.core.controller.cluster import Cluster
         from verl.core.transfer_queue.ray_queue import RayTransferQueue
 
-        cluster = Cluster(compose(["data.train_files=none", "ray_kwargs.ray_init.num_cpus=2"]))
-        for name, together in (("Ray, put sample by sample", 1), ("Ray, put_many by group", work.samples)):
-            results[name] = measure(lambda work: Bounded(RayTransferQueue, work), work, together, repeats)
-        if cluster.started:
-            cluster.close()
+        kinds["Ray"] = RayTransferQueue
+    for name, kind in kinds.items():
+        calls = {"a sample": 1, "a group": work.samples, "64 groups": 64 * work.samples}
+        for words, together in calls.items():
+            results[f"{name}, a call for {words}"] = measure(
+                lambda work, kind=kind: Bounded(kind, work), work, together, repeats
+            )
     return results
+
+
+def bare_call() -> float:
+    """Milliseconds of a call to an actor that only answers: what Ray itself takes, here and now."""
+    import ray
+
+    class Echo:
+        async def answer(self) -> None:
+            return None
+
+    echo = ray.remote(Echo).options(num_cpus=0).remote()
+    ray.get(echo.answer.remote())
+    start = time.perf_counter()
+    for _ in range(500):
+        ray.get(echo.answer.remote())
+    return (time.perf_counter() - start) * 2
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -187,8 +199,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     work = Work(4, 2, 8, 3, 3) if options.smoke else Work()
-    results = run(work, not options.no_ray, 1 if options.smoke else options.repeats)
+    cluster = None
+    if not options.no_ray:
+        from verl.config.compose import compose
+        from verl.core.controller.cluster import Cluster
+
+        cluster = Cluster(compose(["data.train_files=none", "ray_kwargs.ray_init.num_cpus=2"]))
+    results = run(work, cluster is not None, 1 if options.smoke else options.repeats)
     print(table(results, work, options.step_seconds))
+    if cluster is not None:
+        print(f"\nA call to a Ray actor that only answers: {bare_call():.2f} ms.")
+        cluster.close()
 
 
 if __name__ == "__main__":
