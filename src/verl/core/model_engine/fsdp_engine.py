@@ -42,7 +42,7 @@ from verl.core.model_engine.memory import (
 )
 from verl.core.model_engine.metrics import Metric, merge_into, reduce
 from verl.core.model_engine.models import PolicyModel, ValueModel
-from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, move_state
+from verl.core.model_engine.optim import StateOffload, clip_gradients, learning_rate, make_optimizer
 from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens, split_sharing_prompts
 from verl.core.model_engine.parallel import compile_layers, make_mesh, reshard, shard, spread_weights, tensors_of
 from verl.core.model_engine.sequence_parallel import SequenceGroup
@@ -113,6 +113,8 @@ class FSDPEngine:
         sizes = [sum(p.numel() for p in parameters) for parameters in (self.model.parameters(), self.parameters)]
         self.accumulates_whole = alone or holds_whole_model(*sizes, dtype, device)
         self.optimizer = make_optimizer(self.parameters, optim) if optim is not None else None
+        offloads = fsdp.optimizer_offload and device.type == "cuda" and not fsdp.offload_policy
+        self.state_offload = StateOffload(self.optimizer) if offloads and self.optimizer is not None else None
         self._offload_parameters()
 
     # ---- inference -------------------------------------------------------------------------------------------------
@@ -262,14 +264,14 @@ class FSDPEngine:
 
     @contextlib.contextmanager
     def _optimizer_resident(self) -> Iterator[None]:
-        moves = self.fsdp.optimizer_offload and self.device.type == "cuda" and not self.fsdp.offload_policy
-        if moves:
-            move_state(self.optimizer, self.device)
+        """The optimizer's moments on the device within; back on the host after, if optimizer_offload."""
+        if self.state_offload is not None:
+            self.state_offload.to_device(self.device)
         try:
             yield
         finally:
-            if moves:
-                move_state(self.optimizer, "cpu")
+            if self.state_offload is not None:
+                self.state_offload.to_host()
 
     # ---- weights and checkpoints -----------------------------------------------------------------------------------
 
