@@ -40,7 +40,7 @@ class Loaded(Exception):
         (["custom_reward_function.path=/nowhere/reward.py"], RewardError, ["/nowhere/reward.py"]),
         (["data.train_files={unknown}"], RewardError, ["my/puzzles", "custom_reward_function.path"]),
         (["trainer.n_gpus_per_node=4096"], ConfigError, ["trainer.n_gpus_per_node=4096", "asked: trainer", "free:"]),
-        (["actor_rollout_ref.rollout.name=sglang"], ConfigError, ["rollout.name=sglang", "native, hf or vllm"]),
+        (["actor_rollout_ref.rollout.name=sglang"], ConfigError, ["rollout.name=sglang", "native, hf, vllm or server"]),
         (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], ConfigError, ["tensor_model_parallel_size=2"]),
         (["trainer.device=cuda"], ConfigError, ["trainer.device=cuda"]),
         (

@@ -12,6 +12,7 @@ from verl.config.schema import CheckpointConfig, OptimConfig, PPOConfig, Rollout
 from verl.config.suggest import did_you_mean, nearest_words
 from verl.config.validate_pipeline import check_pipeline
 from verl.config.validate_rewards import check_reward_model
+from verl.config.validate_servers import check_rollout_servers
 from verl.errors import ConfigError
 
 __all__ = ["kl_in_reward_coef", "validate"]
@@ -56,6 +57,7 @@ def validate(config: PPOConfig) -> list[str]:
         _check_sharding,
         _check_packing,
         _check_engines,
+        check_rollout_servers,
         _check_validation,
         check_reward_model,
         check_pipeline,

@@ -27,7 +27,7 @@ from verl.config.schema.reward import (
     RewardManagerConfig,
 )
 from verl.config.schema.reward_model import JudgeConfig, RewardModelConfig
-from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig, WeightSyncConfig
+from verl.config.schema.rollout import RolloutConfig, RolloutServerConfig, ValSamplingConfig, WeightSyncConfig
 from verl.config.schema.root import ActorRolloutRefConfig, PPOConfig
 from verl.config.schema.serve import ServeConfig, ServeRolloutConfig
 from verl.config.schema.sft import SFTConfig, SFTDataConfig
@@ -65,6 +65,7 @@ __all__ = [
     "RewardModelConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
+    "RolloutServerConfig",
     "SFTConfig",
     "SFTDataConfig",
     "ServeConfig",

@@ -23,8 +23,20 @@ class WeightSyncConfig:
 
 
 @dataclass
+class RolloutServerConfig:
+    urls: list[str] = opt([], "with name=server: addresses of `verl serve`, such as [http://host:8000]")
+    token_env: str = opt("VERL_SERVE_TOKEN", "environment variable that holds the servers' token")
+    weights_folder: str | None = opt(
+        None, "folder that the servers see too: weights travel through it; null: over HTTP, from a copy in memory"
+    )
+    shares_devices: bool = opt(False, "the servers run on the trainer's devices, so they sleep while it trains")
+    silence_seconds: float = opt(30.0, "a server that says nothing for so long is taken for dead", min=11)
+    wait_seconds: float = opt(300.0, "when no server answers, wait so long for one before the run ends", above=0)
+
+
+@dataclass
 class RolloutConfig:
-    name: str = opt("native", "generation engine", choices=("native", "hf", "vllm", "sglang"))
+    name: str = opt("native", "generation engine", choices=("native", "hf", "vllm", "server", "sglang"))
     n: int = opt(5, "samples a prompt", min=1)
     temperature: float = opt(1.0, "sampling temperature", above=0)
     top_k: int = opt(-1, "keep the k likeliest tokens; -1: all", min=-1)
@@ -63,3 +75,4 @@ class RolloutConfig:
     )  # type: ignore[assignment]
     val_kwargs: ValSamplingConfig = opt(ValSamplingConfig, "sampling at validation")
     checkpoint_engine: WeightSyncConfig = opt(WeightSyncConfig, "weights from the trainer")
+    server: RolloutServerConfig = opt(RolloutServerConfig, "rollout servers")

@@ -72,6 +72,7 @@ def check_placement(config: PPOConfig, with_critic: bool, with_reference: bool) 
         ConfigError: more devices than this machine has are asked for, or a rollout engine or a GPU that is not there.
     """
     check_engine(config.actor_rollout_ref.rollout)
+    _check_servers(config, model_path=None)
     if is_distributed(config) and cluster_address(config) is not None:
         return torch.device("cpu")
     device = choose_device(config.trainer.device)
@@ -100,6 +101,7 @@ def build_roles(
         from verl.core.controller.distributed import build_on_ray
 
         return build_on_ray(config, plan, model_path, with_critic, with_reference)
+    _check_servers(config, model_path)
     ensure_process_group(device, config.actor_rollout_ref.nccl_timeout)
     asked = (with_critic, with_reference)
     actor, ref, critic = build_trainers(config, plan, device, model_path, tokenizer, *asked)
@@ -130,6 +132,20 @@ def _check_sequences(config: PPOConfig, model_path: str, with_critic: bool) -> N
         if size > 1:
             options = {"trust_remote_code": model.trust_remote_code, "override": model.override_config}
             check_heads(load_config(path, **options), size, section)
+
+
+def _check_servers(config: PPOConfig, model_path: str | None) -> None:
+    """ConfigError if rollout servers are not there, or, with the model's path, if theirs has another vocabulary."""
+    data, model, rollout = config.data, config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    if rollout.name != "server":
+        return
+    from verl.core.rollout_engine.service.check import check_servers
+
+    servers = check_servers(rollout.server, data.max_prompt_length + data.max_response_length)
+    if model_path is not None:
+        servers.check_model(
+            load_config(model_path, trust_remote_code=model.trust_remote_code, override=model.override_config)
+        )
 
 
 def build_trainers(
@@ -191,7 +207,8 @@ def same_numerics(config: PPOConfig, rollout: RolloutEngine, device: torch.devic
     """
     section = config.actor_rollout_ref
     # Transformers in the native engine's place has no dtype of its own.
-    native = section.rollout.name == "native" and section.model.lora_rank == 0
+    native = section.rollout.name == "native" or getattr(rollout, "native", False)
+    native = native and section.model.lora_rank == 0
     return native and getattr(rollout, "dtype", None) == compute_dtype(section.actor.fsdp_config, device)
 
 

@@ -31,8 +31,10 @@ def check_engine(config: RolloutConfig, key: str = "rollout") -> None:
             f"{key}.tensor_model_parallel_size={config.tensor_model_parallel_size}: only {key}.name=vllm splits the "
             f"rollout model over devices; with {key}.name={config.name} set it to 1."
         )
-    if config.name not in ("native", "hf", "vllm"):
-        raise ConfigError(f"{key}.name={config.name} is not in this version. Write {key}.name=native, hf or vllm.")
+    if config.name not in ("native", "hf", "vllm", "server"):
+        raise ConfigError(
+            f"{key}.name={config.name} is not in this version. Write {key}.name=native, hf, vllm or server."
+        )
     if config.name == "vllm":
         from verl.core.rollout_engine.vllm_setup import check_installed
 
@@ -99,6 +101,13 @@ def make_rollout_engine(
             trainer_weights = {name: tensor.detach().clone() for name, tensor in trainer_weights.items()}
         model = model_around(hf_config, trainer_weights, device, dtype or trainer_dtype)
         return HFEngine(model, config=config, pad_token_id=pad_token_id or 0), notice
+    if name == "server":
+        from verl.core.rollout_engine.service.check import check_servers
+        from verl.core.rollout_engine.service.client import ServerRolloutEngine
+
+        servers = check_servers(config.server, max_model_len)
+        servers.check_model(hf_config)
+        return ServerRolloutEngine(config, servers), "\n".join(servers.notices) or None
     from verl.core.rollout_engine.vllm_engine import VLLMEngine
 
     default = torch.bfloat16 if device.type == "cuda" else trainer_dtype
