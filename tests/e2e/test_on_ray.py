@@ -103,8 +103,8 @@ def kill_a_worker_after(folder, *steps):
         for step in steps:
             while not (curve(folder, "training/global_step") or [0])[-1] >= step:
                 time.sleep(0.05)
-            commands = [(p, " ".join(p.info["cmdline"] or [])) for p in psutil.process_iter(["cmdline"])]
-            os.kill([p.pid for p, command in commands if "ray::Worker" in command][-1], signal.SIGKILL)
+            mine = psutil.Process().children(recursive=True)  # other runs of this machine have workers too
+            os.kill([p.pid for p in mine if "ray::Worker" in " ".join(p.cmdline())][-1], signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -127,6 +127,36 @@ def test_a_killed_worker_is_one_restart_and_another_the_end_with_the_last_checkp
     assert train(words("unbroken", trainer__total_training_steps=4)) == 0
     for name in COMPARED:  # nothing that was saved is lost or done twice
         assert curve(run, name)[:4] == pytest.approx(curve(tmp_path / "unbroken", name), rel=2e-3, abs=1e-5)
+
+
+ASYNC = {
+    "trainer__pipeline": "fully_async",
+    f"{ROLLOUT}__nnodes": 1,
+    f"{ROLLOUT}__n_gpus_per_node": 2,
+    "trainer__total_training_steps": 8,
+}
+
+
+def test_a_stream_over_devices_of_their_own_gives_what_one_process_does(words, tmp_path):
+    assert train(words("one", trainer__total_training_steps=3)) == 0
+    assert (
+        train(words("apart", **{**ASYNC, "trainer__total_training_steps": 3}, async_training__staleness_threshold=0))
+        == 0
+    )
+    assert_alike(tmp_path / "one", tmp_path / "apart")
+
+
+def test_a_worker_killed_while_it_generates_is_one_restart_and_nothing_is_lost(words, tmp_path, capsys):
+    run = tmp_path / "killed"
+    kill_a_worker_after(run, 2)
+    status = train(words("killed", **ASYNC, trainer__max_restarts=1))
+    error = capsys.readouterr().err
+    assert status == 0, error
+    assert "restart 1 of trainer.max_restarts=1" in error
+    assert [line["step"] for line in metrics(run)] == list(range(1, 9))
+    scores, ages = (curve(run, name) for name in ("critic/score/mean", "training/staleness_max"))
+    assert scores[-1] > scores[0] + 0.2
+    assert set(ages) == {0, 1}
 
 
 def test_what_a_worker_finds_wrong_is_the_users_message(words, capsys):

@@ -90,7 +90,8 @@ def build_on_ray(
         span = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         timeout = config.actor_rollout_ref.nccl_timeout
         for pool, reserved in zip(pools, cluster.reserve(pools)):
-            groups.append(RayGroup(pool, reserved, span, timeout))
+            feeds = config.trainer.pipeline != "sync" and not any(role.trains for role in pool.roles)
+            groups.append(RayGroup(pool, reserved, span, timeout, beside=feeds))
         share_plugins()
         _check_paths(config, model_path, groups)
         facts = _build(config, plan, model_path, with_critic, with_reference, pools, groups)

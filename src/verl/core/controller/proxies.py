@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from verl.core.controller.dispatch import balanced, in_order, pack, shares, unpack, unpack_completions
+from verl.core.controller.fed_stream import FedStream, Group
 from verl.core.model_engine.api import TokenLoss
-from verl.core.rollout_engine.api import Completion, Request, RolloutStats
+from verl.core.rollout_engine.api import Completion, Feed, Request, RolloutStats
 from verl.data.batch import Ragged, SampleBatch
 
 
-class WorkerGroup(Protocol):
+class WorkerGroup(Group, Protocol):
     """Workers by rank, wherever they run."""
 
     @property
@@ -100,6 +101,7 @@ class GroupRolloutEngine:
     def __init__(self, group: WorkerGroup, ranks: Sequence[int], dtype: torch.dtype | None, shared: bool):
         self.group, self.ranks, self.dtype, self.shared = group, list(ranks), dtype, shared
         self.version, self.stats = 0, RolloutStats()
+        self._fed: FedStream | None = None
 
     def generate(self, requests: list[Request]) -> list[list[Completion]]:
         """`sampling.n` completions for each request, in order."""
@@ -113,8 +115,19 @@ class GroupRolloutEngine:
         self._count(requests, [c for group in completions for c in group])
         return completions
 
-    def stream(self, requests: list[Request]) -> Iterator[tuple[int, int, Completion]]:
-        """(request index, sample index, completion) as samples finish on any rank."""
+    def stream(self, requests: list[Request], feed: Feed | None = None) -> Iterator[tuple[int, int, Completion]]:
+        """(request index, sample index, completion) as samples finish on any rank. feed: requests that come later."""
+        if feed is not None:
+            self._fed = FedStream(self.group, self.ranks, requests, feed)
+            return self._fed.items()
+        return self._stream(requests)
+
+    def abort(self, requests: Iterable[int]) -> None:
+        """Stop these requests (by index) of the stream in progress, if it is fed."""
+        if self._fed is not None:
+            self._fed.abort(requests)
+
+    def _stream(self, requests: list[Request]) -> Iterator[tuple[int, int, Completion]]:
         shares = self._shares(requests)
         busy = [(rank, share) for rank, share in zip(self.ranks, shares) if share]
         arguments = [([requests[i] for i in share],) for _, share in busy]

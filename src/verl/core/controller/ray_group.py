@@ -18,6 +18,7 @@ from verl.errors import UserError, WorkerDied
 # After a first failure, seconds in which other ranks may say what went wrong: one that lost a peer fails before the news
 # of the peer's death is here.
 GRACE = 5.0
+BESIDE = "beside"  # Ray's name for the thread of methods that run while another does
 
 
 class WorkerFailure(RuntimeError):
@@ -46,16 +47,24 @@ class Call:
 class RayGroup:
     """The workers of one pool, by rank. Ranks on one machine are neighbours."""
 
-    def __init__(self, pool: ResourcePool, reserved: Sequence[PlacementGroup], span: int, timeout_seconds: int):
+    def __init__(
+        self,
+        pool: ResourcePool,
+        reserved: Sequence[PlacementGroup],
+        span: int,
+        timeout_seconds: int,
+        beside: bool = False,
+    ):
         """Start the workers and let them meet.
 
         Args:
             reserved: one placement group a node.
             span: that many neighbouring ranks see each other's GPUs (the devices of one rollout engine).
             timeout_seconds: of a collective.
+            beside: whether a method may be called while another one runs.
         """
         self.pool = pool
-        self._actors = [_start(pool, group, index) for group in reserved for index in range(pool.per_node)]
+        self._actors = [_start(pool, group, index, beside) for group in reserved for index in range(pool.per_node)]
         self.places: list[Place] = []
         places = collect([Call(a.__ray_call__.remote(_where), self, rank) for rank, a in enumerate(self._actors)])
         order = sorted(range(len(places)), key=lambda i: (places[i].address, places[i].node, places[i].gpus, i))
@@ -80,13 +89,22 @@ class RayGroup:
         """`method` on each of `ranks` (None: all), each with arguments of its own; results in that order."""
         return collect(self.submit(method, arguments, ranks))
 
-    def submit(self, method: str, arguments: Sequence[tuple], ranks: Sequence[int] | None = None) -> list[Call]:
-        """Start what `scatter` waits for."""
+    def submit(
+        self, method: str, arguments: Sequence[tuple], ranks: Sequence[int] | None = None, beside: bool = False
+    ) -> list[Call]:
+        """Start what `scatter` waits for. beside: in a thread of its own in a worker that is at work already."""
         chosen = range(self.size) if ranks is None else ranks
+        options = {"concurrency_group": BESIDE} if beside else {}
         return [
-            Call(getattr(self._actors[rank], method).remote(*args), self, rank)
+            Call(getattr(self._actors[rank], method).options(**options).remote(*args), self, rank)
             for rank, args in zip(chosen, arguments, strict=True)
         ]
+
+    def next_of(self, calls: Sequence[Call]) -> tuple[Call, Any]:
+        """(call, result) of one of these that has ended, waiting for it; raises what `collect` does."""
+        done = ray.wait([call.reference for call in calls], num_returns=1)[0][0]
+        call = next(call for call in calls if call.reference == done)
+        return call, collect([call])[0]
 
     def stream(self, method: str, arguments: Sequence[tuple], ranks: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """(position among `ranks`, item) of a generator method, as the items come from any of them."""
@@ -188,16 +206,13 @@ def _detail(error: Exception) -> str:
     return text.strip().splitlines()[-1]
 
 
-def _start(pool: ResourcePool, group: PlacementGroup, index: int) -> Any:
-    return (
-        ray.remote(Worker)
-        .options(
-            num_cpus=pool.per_worker["CPU"],
-            num_gpus=pool.per_worker.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
-        )
-        .remote()
-    )
+def _start(pool: ResourcePool, group: PlacementGroup, index: int, beside: bool) -> Any:
+    actor = ray.remote(concurrency_groups={BESIDE: 1})(Worker) if beside else ray.remote(Worker)
+    return actor.options(
+        num_cpus=pool.per_worker["CPU"],
+        num_gpus=pool.per_worker.get("GPU", 0),
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+    ).remote()
 
 
 def _where(worker: Worker) -> Place:

@@ -16,6 +16,7 @@ from verl.config.schema import PPOConfig
 from verl.core.checkpoint_engine import sync
 from verl.core.checkpoint_engine.broadcast import ALIGNMENT, WeightChannel
 from verl.core.checkpoint_engine.sync import SyncReport
+from verl.core.controller.desk import Desk, FeedSettings
 from verl.core.controller.dispatch import Packed, pack, pack_completions, unpack
 from verl.core.controller.roles import build_rollout, build_trainers, same_numerics, weight_options
 from verl.core.model_engine.api import TokenLoss
@@ -77,6 +78,7 @@ class Worker:
         self.rollout: RolloutEngine | None = None
         self._store: dist.TCPStore | None = None
         self._channel: WeightChannel | None = None
+        self._desk = Desk()
 
     # ---- start -----------------------------------------------------------------------------------------------------
 
@@ -162,6 +164,17 @@ class Worker:
                 finished = []
         if finished:
             yield finished
+
+    def generate_fed(self, settings: FeedSettings) -> None:
+        """Generate what `exchange` brings, until it says that no more will come."""
+        self._desk.run(self._generator(), settings)
+
+    def exchange(
+        self, requests: list[Request], aborted: list[int], ended: bool, seconds: float
+    ) -> tuple[list[tuple[int, int]], dict[str, Any]]:
+        """See `Desk`; runs beside `generate_fed`. Returns (request, sample) of each that has finished, and the completions."""
+        finished = self._desk.exchange(requests, aborted, ended, seconds)
+        return [(r, i) for r, i, _ in finished], pack_completions([c for *_, c in finished])
 
     def sleep(self) -> None:
         if self.rollout is not None:
