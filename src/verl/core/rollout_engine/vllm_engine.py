@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
-import struct
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,8 +14,9 @@ from torch import Tensor
 
 from verl.config.schema import RolloutConfig
 from verl.core.rollout_engine import vllm_setup as setup
-from verl.core.rollout_engine.api import Completion, Request, RolloutStats, SamplingParams
+from verl.core.rollout_engine.api import Completion, Feed, Request, RolloutStats, SamplingParams
 from verl.core.rollout_engine.requests import check_finite
+from verl.core.rollout_engine.vllm_running import Running, mixed, vllm_sampling
 from verl.core.rollout_engine.weight_buckets import BucketWriter
 from verl.errors import ConfigError
 
@@ -85,6 +84,7 @@ class VLLMEngine:
         self._asleep: set[str] = set()
         self._calls = 0
         self._streaming = False
+        self._aborted: set[int] = set()
         had_process_group = torch.distributed.is_initialized()
         kept = setup.process_settings_kept() if self._in_process else contextlib.nullcontext()
         with setup.environment(self._in_process), kept:
@@ -108,37 +108,67 @@ class VLLMEngine:
             results[i][j] = completion
         return results
 
-    def stream(self, requests: list[Request]) -> Iterator[tuple[int, int, Completion]]:
-        """(request index, sample index, completion) as samples finish. Leaving the loop early aborts the rest.
+    def stream(self, requests: list[Request], feed: Feed | None = None) -> Iterator[tuple[int, int, Completion]]:
+        """(request index, sample index, completion) as samples finish. feed: requests that come later join the batch.
 
-        One stream at a time.
+        Leaving the loop early aborts the rest. One stream at a time.
         """
         self._check(requests)
+        if feed is not None:
+            self._check_length(0, feed.longest)
+            self.log_probs_exact = self._exact(feed.sampling)
+        self._aborted = set()
+        return self._stream(requests, feed)
+
+    def abort(self, requests: Iterable[int]) -> None:
+        """Stop these requests (by index) of the stream in progress, which yields what their samples have so far."""
+        self._aborted.update(requests)
+
+    def _stream(self, requests: list[Request], feed: Feed | None) -> Iterator[tuple[int, int, Completion]]:
         self._streaming = True
         began, waited = time.perf_counter(), 0.0
-        stats = RolloutStats(prompt_tokens=sum(len(r.prompt_ids) for r in requests))
-        pending: dict[str, tuple[int, int]] = {}
+        stats = RolloutStats()
+        running = Running(self._engine, feed)
         try:
-            self._seed(requests)
-            pending.update(self._add(requests))
-            while pending:
-                stats.decode_steps += 1
-                for output in self._step():
-                    if not output.finished:
-                        continue
-                    completion = self._completion(output.outputs[0])
+            self._seed(requests, feed)
+            self._take_in(running, requests, stats)
+            while True:
+                if running.feed is not None:
+                    self._take_in(running, running.more(), stats)
+                if not running.samples:
+                    if running.feed is None:
+                        break
+                    continue
+                for request, sample, completion in [
+                    *running.end(self._aborted, self.version),
+                    *self._finished(running),
+                ]:
                     check_finite(completion)
                     stats.response_tokens += len(completion.token_ids)
                     handed_over = time.perf_counter()
-                    yield (*pending.pop(output.request_id), completion)
+                    yield request, sample, completion
                     waited += time.perf_counter() - handed_over
+                stats.decode_steps += 1
         finally:
-            if pending:
-                self._engine.abort_request(list(pending))
+            running.close()
             self._streaming = False
             # vLLM mixes prompts and decoding in one step, so all of the time is counted as decoding.
             stats.decode_seconds = time.perf_counter() - began - waited
             self.stats = stats
+
+    def _take_in(self, running: Running, requests: list[Request], stats: RolloutStats) -> None:
+        running.samples.update(self._add(requests, running.taken))
+        running.taken += len(requests)
+        stats.prompt_tokens += sum(len(r.prompt_ids) for r in requests)
+
+    def _finished(self, running: Running) -> Iterator[tuple[int, int, Completion]]:
+        """One step, and what it finished."""
+        if not running.samples:
+            return
+        for output in self._step():
+            if output.finished and output.request_id in running.samples:
+                yield (*running.samples.pop(output.request_id), self._completion(output.outputs[0]))
+        running.show()
 
     def prompt_log_probs(self, token_ids: list[list[int]]) -> list[list[float]]:
         """Log-probs, at temperature 1, of each sequence's tokens from the second on: a probe of the loaded weights."""
@@ -251,13 +281,15 @@ class VLLMEngine:
                 "The vLLM engine has no weights or KV cache: call wake() and load_weights() before generating."
             )
         for request in requests:
-            prompt, response = len(request.prompt_ids), request.sampling.max_tokens
-            if prompt + response > self.max_model_len:
-                raise ConfigError(
-                    f"A prompt of {prompt} tokens with max_tokens={response} exceeds the {self.max_model_len} tokens that "
-                    "vLLM was started for. Raise data.max_prompt_length or lower the number of new tokens."
-                )
+            self._check_length(len(request.prompt_ids), request.sampling.max_tokens)
         self.log_probs_exact = all(self._exact(request.sampling) for request in requests)
+
+    def _check_length(self, prompt: int, response: int) -> None:
+        if prompt + response > self.max_model_len:
+            raise ConfigError(
+                f"A prompt of {prompt} tokens with max_tokens={response} exceeds the {self.max_model_len} tokens that "
+                "vLLM was started for. Raise data.max_prompt_length or lower the number of new tokens."
+            )
 
     def _exact(self, sampling: SamplingParams) -> bool:
         if sampling.temperature == 0.0:
@@ -270,20 +302,22 @@ class VLLMEngine:
         if self._streaming:
             raise RuntimeError(f"{what} while a stream of this engine is open: finish or close the stream first")
 
-    def _seed(self, requests: list[Request]) -> None:
+    def _seed(self, requests: list[Request], feed: Feed | None) -> None:
         if self.sample_seeds:
             return
         # Prompts that a former call left in the cache would change the order in which samples are drawn.
         self._forget()
-        seed = _hash(*(number for r in requests for number in (r.sampling.seed, r.stream, r.sampling.n)))
+        seed = mixed(*(number for r in requests for number in (r.sampling.seed, r.stream, r.sampling.n)))
+        if feed is not None:  # what will come is not known
+            seed = mixed(seed, feed.sampling.seed, self._calls)
         with self._own_random_state():
             self._engine.collective_rpc("verl_seed", args=(seed,))
 
-    def _add(self, requests: list[Request]) -> Iterator[tuple[str, tuple[int, int]]]:
-        for i, request in enumerate(requests):
+    def _add(self, requests: list[Request], first: int) -> Iterator[tuple[str, tuple[int, int]]]:
+        for i, request in enumerate(requests, start=first):
             for j in range(request.sampling.n):
-                seed = _hash(request.sampling.seed, request.stream, j) if self.sample_seeds else None
-                yield self._submit(request.prompt_ids, _vllm_sampling(request.sampling, seed)), (i, j)
+                seed = mixed(request.sampling.seed, request.stream, request.first + j) if self.sample_seeds else None
+                yield self._submit(request.prompt_ids, vllm_sampling(request.sampling, seed)), (i, j)
 
     def _submit(self, prompt_ids: list[int], options: Any) -> str:
         from vllm.inputs import tokens_input
@@ -339,30 +373,3 @@ class VLLMEngine:
     def _wake(self, tags: list[str]) -> None:
         self._engine.wake_up(tags)
         self._asleep -= set(tags)
-
-
-def _vllm_sampling(sampling: SamplingParams, seed: int | None) -> Any:
-    from vllm import SamplingParams as VLLMSamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return VLLMSamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=seed,
-        # vLLM knows no end token here: the stop tokens are the request's alone.
-        stop_token_ids=[] if sampling.ignore_eos else list(sampling.stop_token_ids),
-        ignore_eos=True,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,
-    )
-
-
-def _hash(*numbers: int) -> int:
-    """A seed in [0, 2**63) that any change of any number changes."""
-    digest = hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
