@@ -22,8 +22,10 @@ $(BIN)/.installed-dev: $(BIN)/.installed
 quickstart: $(BIN)/.installed
 	$(BIN)/python examples/tiny/quickstart.py
 
+# A file's tests stay together, since some share a Ray cluster or a trained model.
+TEST_WORKERS ?= 2
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 test-fast: $(BIN)/.installed-dev
 	$(BIN)/python -m pytest -m "not e2e and not slow"

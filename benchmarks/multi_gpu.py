@@ -135,7 +135,7 @@ def steps_case(bench: Bench, group: str, name: str, words: list[str]) -> dict:
             return round(statistics.median(values), 4) if values else None
 
         seconds = {"step": middle("timing/step")} | {phase: middle(f"timing/{phase}") for phase in PHASES}
-        further = {"response_length": "response_length/mean", "mfu": "actor/mfu", "score": "critic/score/mean"}
+        further = {"response_length": "response_length/mean", "mfu": "perf/mfu/actor", "score": "critic/score/mean"}
         further |= {"received_gb": "perf/weights_received_gb", "peak_extra_gb": "perf/weights_peak_extra_gb"}
         further |= {"max_memory_gb": "perf/max_memory_reserved_gb", "probs_diff": "training/rollout_probs_diff_mean"}
         found = {label: middle(key) for label, key in further.items()}
@@ -238,7 +238,7 @@ def workload(arguments: argparse.Namespace, folder: Path) -> Workload:
     else:
         work = gpu_workload(folder, arguments.model, arguments.data)
         work.device = arguments.device
-        work.overrides += [f"{actor}.ppo_max_token_len_per_gpu=32768", f"{rollout}.max_num_seqs=1280"]
+        work.overrides += [f"{actor}.ppo_max_token_len_per_gpu=65536", f"{rollout}.max_num_seqs=1280"]
     work.overrides += [f"{actor}.checkpoint.save_contents=[extra]"]
     return work
 

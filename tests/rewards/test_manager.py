@@ -219,7 +219,7 @@ def test_chunks_that_a_breaking_pool_forgot_are_scored_again(folder):
     pool = WorkerPool(1, custom)
     try:
         broken = pool._current()
-        job = pool.submit(None, inputs("slow", "abc", "slow", "slow"), TIMEOUT)
+        job = pool.submit(None, inputs("slow", "abc", "slow", "slow"), 60)
         broken.stop()  # it now drops the chunks that no worker has begun, and tells nobody
         assert [outcome.score for outcome in job.wait()] == [4.0, 3.0, 4.0, 4.0]
     finally:
