@@ -80,6 +80,7 @@ def test_shared_and_separate_devices_train_as_one_process_does(words, tmp_path):
 def test_two_workers_that_share_the_tokens_train_alike_and_their_checkpoint_goes_on_in_one_process(words, tmp_path):
     extras = {"actor_rollout_ref__actor__use_kl_loss": True}
     sequences = {"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 2, **SHARED}
+    sequences["actor_rollout_ref__actor__checkpoint__async_save"] = True
     assert train(words("one", **extras)) == 0
     assert train(words("mixed", **extras, **sequences, trainer__total_training_steps=2)) == 0
     assert train(words("mixed", **extras)) == 0

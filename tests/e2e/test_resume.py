@@ -83,8 +83,12 @@ def wait_until(true, seconds: float = 60) -> bool:
     return True
 
 
-def test_a_run_killed_while_it_writes_a_checkpoint_resumes_to_the_same_bits(tiny_model, tiny_data, tmp_path):
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_run_killed_while_it_writes_a_checkpoint_resumes_to_the_same_bits(
+    in_a_thread, tiny_model, tiny_data, tmp_path
+):
     changes = {**STATEFUL, "trainer__total_training_steps": 6, "trainer__save_freq": 2, "trainer__test_freq": 3}
+    changes["actor_rollout_ref__actor__checkpoint__async_save"] = in_a_thread
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     words = {f: overrides(tiny_model, tiny_data, f, **changes, **sevens_reward(tmp_path)) for f in (whole, broken)}
     unbroken = start(words[whole], tmp_path)

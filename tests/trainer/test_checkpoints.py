@@ -13,6 +13,7 @@ from verl.core.checkpoint_engine.store import CheckpointStore, defect
 from verl.data.sampler import PromptSampler
 from verl.errors import CheckpointError
 from verl.trainer import checkpoints
+from verl.trainer.saving import Saver
 
 METRICS = {"actor/pg_loss": 0.1, "critic/score/max": 1}
 
@@ -41,6 +42,8 @@ def fake_run(folder, *, step=0, critic=None, coef=None):
         ahead=None,
         left_ahead=None,
         prompts=FakePrompts(),
+        saver=Saver(CheckpointStore(folder)),
+        last_checkpoint=None,
     )
 
 

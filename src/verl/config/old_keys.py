@@ -190,7 +190,6 @@ RETIRED: tuple[Retired, ...] = (
     Retired("*.optim.override_optimizer_config", _ALWAYS, (), "set optim.betas, optim.eps and optim.weight_decay"),
     Retired("*.optim.num_cycles", _ALWAYS, (0.5,), "the cosine schedule falls once, to optim.min_lr_ratio"),
     Retired("*.checkpoint.strict", "loading is always strict"),
-    Retired("*.checkpoint.async_save", _ALWAYS, (False,), "checkpoints are written before the next step"),
     Retired(
         f"{_ACTOR}.tis_imp_ratio_cap",
         _ALWAYS,

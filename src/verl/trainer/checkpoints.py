@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
 from verl.config.compose import to_yaml
 from verl.core.checkpoint_engine.disk import damage_named, load_file
-from verl.core.checkpoint_engine.store import CheckpointStore, step_of, verify
+from verl.core.checkpoint_engine.store import step_of, verify
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import CheckpointError
 from verl.trainer.run import Run
 
 STATE, SURPLUS, AHEAD = "trainer.json", "surplus.pt", "ahead.pt"
-TORCH_WRITE = ("PytorchStreamWriter failed", "inline_container", "iostream error")  # torch.save's words for it
 
 
 def save(run: Run, metrics: dict[str, float]) -> Path:
     """Write global_step_N for the steps done so far; it is whole or not there at all.
 
+    With checkpoint.async_save it is there when `settle` has found it written.
+
     metrics: of step N. A run that is killed after this and before they are logged has them when it is resumed.
     """
-    with no_room_named(run.store), run.store.writing(run.step) as folder:
-        run.roles.actor.save(folder / "actor")
-        if run.roles.critic is not None:
-            run.roles.critic.save(folder / "critic")
+    engines = {"actor": run.roles.actor} | ({} if run.roles.critic is None else {"critic": run.roles.critic})
+    settle(run, wait=True)
+    with run.saver.writing(run.step, list(engines.values())) as folder:
+        for name, engine in engines.items():
+            engine.save(folder / name)
         state = {
             "step": run.step,
             "sampler": run.sampler.state_dict(),
@@ -45,48 +43,18 @@ def save(run: Run, metrics: dict[str, float]) -> Path:
             torch.save(_plain(run.surplus), folder / SURPLUS)
         if run.ahead is not None:
             torch.save(run.ahead.state_dict(), folder / AHEAD)
-    run.last_checkpoint = run.store.folder / f"global_step_{run.step}"
-    return run.last_checkpoint
+    settle(run)
+    return run.store.folder / f"global_step_{run.step}"
 
 
-@contextmanager
-def no_room_named(store: CheckpointStore) -> Iterator[None]:
-    """Turn what a full disk, a quota or a lost permission raises within into words."""
-    try:
-        yield
-    except (Exception, CheckpointException) as error:
-        reason = _failed_write(error)
-        if reason is None:
-            raise
-        newest = store.newest()
-        kept = f"the newest whole checkpoint is still {newest.path}" if newest else "there is no earlier checkpoint"
-        raise CheckpointError(
-            f"The checkpoint cannot be written to {store.folder} ({reason}; {free_bytes(store.folder) / 1e9:.2f} GB are "
-            f"free there without it); {kept}. Make room, keep fewer with trainer.max_actor_ckpt_to_keep=1, or choose "
-            "another trainer.default_local_dir."
-        ) from error
-
-
-def _failed_write(error: BaseException) -> str | None:
-    """The system's reason, if the error is that of a write that failed; torch and safetensors hide it in their own."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    if isinstance(error, CheckpointException):
-        return next(filter(None, (_failed_write(cause) for cause, _ in error.failures.values())), None)
-    text = str(error)
-    if isinstance(error, RuntimeError) and any(word in text for word in TORCH_WRITE):
-        return "writing a file failed, as on a full disk"
-    return "No space left on device" if "No space left" in text else None
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space on the file system of this folder, or of the nearest one above that is there."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    return shutil.disk_usage(existing).free
+def settle(run: Run, wait: bool = False) -> None:
+    """Name a checkpoint that the engines' threads have written meanwhile (checkpoint.async_save); with `wait`, when they have."""
+    run.last_checkpoint = run.saver.settle(wait) or run.last_checkpoint
 
 
 def save_if_new(run: Run, metrics: dict[str, float]) -> None:
     """Write the checkpoint of the steps done so far, unless there are none or it is there already."""
+    settle(run, wait=True)
     if run.step > 0 and not (run.store.folder / f"global_step_{run.step}").is_dir():
         save(run, metrics)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from verl.tracking.tracker import Tracker
 from verl.trainer.algorithm import choose_algorithm, needs_reference_model
 from verl.trainer.algorithm import notices as algorithm_notices
 from verl.trainer.folder import FolderLock
+from verl.trainer.saving import Saver
 
 
 class NothingToDo(Exception):
@@ -74,6 +75,10 @@ class Run:
     ahead: Stateful | None = None
     left_ahead: dict[str, Any] | None = None
     last_checkpoint: Path | None = None
+    saver: Saver = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.saver = Saver(self.store)
 
     def close(self, status: str) -> Path | None:
         """Stop workers and write the report; returns its path, None where it could not be written."""

@@ -30,9 +30,10 @@ from verl.data.conversations import ConversationDataset, load_conversations
 from verl.data.sampler import PromptSampler
 from verl.errors import CheckpointError, ConfigError
 from verl.tracking.tracker import Tracker
-from verl.trainer.checkpoints import no_room_named, random_state, restore_random_state
+from verl.trainer.checkpoints import random_state, restore_random_state
 from verl.trainer.interrupt import Interrupt
 from verl.trainer.losses import with_loss_weights
+from verl.trainer.saving import Saver
 from verl.trainer.steplog import StepLog
 
 COLLECTIVE_SECONDS = 600
@@ -64,6 +65,7 @@ class SFTRun:
     total_steps: int
     store: CheckpointStore
     tracker: Tracker
+    saver: Saver
     step: int = 0
 
 
@@ -97,7 +99,7 @@ def prepare(config: SFTConfig) -> SFTRun:
         total_steps=total_steps,
         resumed_step=step_of(resume_from) if resume_from else None,
     )
-    run = SFTRun(config, engine, train_data, val_data, sampler, total_steps, store, tracker)
+    run = SFTRun(config, engine, train_data, val_data, sampler, total_steps, store, tracker, Saver(store))
     if resume_from is not None:
         resume(run, resume_from)
     return run
@@ -185,6 +187,7 @@ def train(run: SFTRun) -> str:
                 with log.time("save_checkpoint"):
                     save(run, log.metrics)
             run.tracker.log(log.metrics, step=run.step)
+            run.saver.settle(wait=last or stop)
             if stop and not last:
                 return "interrupted"
     return "finished"
@@ -207,12 +210,13 @@ def validation_loss(engine: FSDPEngine, data: ConversationDataset) -> float:
 
 def save(run: SFTRun, metrics: dict[str, float]) -> Path:
     """Write global_step_N, in the layout of the RL trainer's checkpoints: the merger reads its folder `actor`."""
-    with no_room_named(run.store), run.store.writing(run.step) as folder:
+    with run.saver.writing(run.step, [run.engine]) as folder:
         run.engine.save(folder / "actor")
         state = {"step": run.step, "sampler": run.sampler.state_dict(), "metrics": metrics}
         (folder / "trainer.json").write_text(json.dumps(state, indent=1))
         (folder / "config.yaml").write_text(to_yaml(run.config))
         torch.save(random_state(), folder / "random.pt")
+    run.saver.settle()
     return run.store.folder / f"global_step_{run.step}"
 
 

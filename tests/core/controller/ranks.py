@@ -14,7 +14,7 @@ from tests.core.model_engine.conftest import make_batch, make_config, make_pair
 from tests.core.model_engine.test_fsdp_engine import actor_loss
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from verl.config.schema import FSDPConfig, ModelConfig
+from verl.config.schema import CheckpointConfig, FSDPConfig, ModelConfig
 from verl.core.checkpoint_engine.broadcast import WeightChannel
 from verl.core.checkpoint_engine.gather import Traffic
 from verl.core.controller.dispatch import balanced
@@ -215,10 +215,13 @@ def sent(folder: Path):
 def save_and_resume(folder: Path):
     """Save after one update; the update after that, here and in every group that saved before."""
     batch, _ = share(whole_batch())
-    engine = make_engine(LIMITS["tokens"])
+    engine = make_engine(LIMITS["tokens"], checkpoint=CheckpointConfig(async_save=True))
     engine.train_batch(batch, actor_loss())
     engine.save(folder / "checkpoint")
-    after = {"unbroken": (engine.train_batch(batch, actor_loss()), weights_of(engine))}
+    after = {"unbroken": (engine.train_batch(batch, actor_loss()), weights_of(engine))}  # while threads write
+    if not engine.saved(wait=True):
+        raise RuntimeError("waited for what is not written")
+    dist.barrier()
     for saved in sorted(folder.parent.glob("*/checkpoint")):
         resumed = make_engine(LIMITS["tokens"])
         resumed.load(saved)

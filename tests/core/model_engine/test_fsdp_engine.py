@@ -1,4 +1,5 @@
 import copy
+import threading
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from verl.algorithms.inputs import PolicyLossOptions
 from verl.algorithms.registry import get_policy_loss
 from verl.config.schema import CheckpointConfig, FSDPConfig, OptimConfig
+from verl.core.checkpoint_engine import background
 from verl.core.model_engine import attention
 from verl.core.model_engine.api import MicroBatching
 from verl.core.model_engine.fsdp_engine import FSDPEngine
@@ -183,6 +185,49 @@ def test_a_checkpoint_of_the_schedule_alone(tmp_path):
     engine.save(tmp_path / "actor")
     assert torch.load(tmp_path / "actor/extra.pt") == {"updates": 1}
     assert not (tmp_path / "actor/model").exists()
+
+
+def test_a_thread_writes_what_the_weights_were_when_it_began(tmp_path, monkeypatch):
+    go_on = threading.Event()
+    write = background.save_sharded
+
+    def held(*arguments):
+        assert go_on.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(background, "save_sharded", held)
+    contents = ["model", "optimizer", "extra", "hf_model"]
+    engine = make_engine(checkpoint=CheckpointConfig(async_save=True, save_contents=contents))
+    batch = training_batch()
+    engine.train_batch(batch, actor_loss())
+    before = weights_of(engine)
+    engine.save(tmp_path)
+    assert not engine.saved()
+    after = engine.train_batch(batch, actor_loss())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in engine.export_weights())
+    with pytest.raises(RuntimeError, match="still being written"):
+        engine.save(tmp_path)
+    go_on.set()
+    assert engine.saved(wait=True)
+    assert engine.saved()
+    resumed = make_engine(model=make_pair(seed=9)[0])
+    resumed.load(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface")
+    for name, tensor in resumed.export_weights():
+        assert torch.equal(tensor, before[name])
+        assert torch.equal(loaded.get_parameter(name), before[name])
+    assert resumed.train_batch(batch, actor_loss()) == after
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_once(tmp_path):
+    engine = make_engine(checkpoint=CheckpointConfig(async_save=True))
+    (tmp_path / "model").write_text("in the way")
+    engine.save(tmp_path)
+    with pytest.raises(FileExistsError):
+        engine.saved(wait=True)
+    (tmp_path / "model").unlink()
+    engine.save(tmp_path)
+    assert engine.saved(wait=True)
 
 
 def test_a_damaged_part_is_named(tmp_path):

@@ -50,3 +50,6 @@ class CheckpointConfig:
         "what a checkpoint holds: model, optimizer, extra (schedule and random state), hf_model",
     )
     load_contents: list[str] = opt(["model", "optimizer", "extra"], "what is read back on resume")
+    async_save: bool = opt(
+        False, "copy what a checkpoint holds to host memory, and let a thread write it while training goes on"
+    )

@@ -44,12 +44,15 @@ class TensorInfo:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def save_sharded(state: dict[str, Any], folder: Path | str) -> None:
-    """Write tensors and DTensors (and plain Python values among them) into `folder`, each rank its own shards."""
+def save_sharded(state: dict[str, Any], folder: Path | str, group: dist.ProcessGroup | None = None) -> None:
+    """Write tensors and DTensors (and plain Python values among them) into `folder`, each rank its own shards.
+
+    group: through which the ranks agree; None: the default one.
+    """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     with _quiet():
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(path), no_dist=_alone())
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path), process_group=group, no_dist=_alone())
 
 
 def load_sharded(state: dict[str, Any], folder: Path | str) -> dict[str, Any]:
@@ -165,24 +168,27 @@ def save_hf_side(folder: Path | str, model_config: Any, tokenizer: Any = None, g
     return target
 
 
-def save_whole(weights: Iterable[tuple[str, Tensor]], folder: Path | str, dtype: Any, write: bool = True) -> None:
-    """Write whole weights into `huggingface/` as safetensors, where `from_pretrained` finds them beside the config.
+def keep_whole(weights: Iterable[tuple[str, Tensor]], dtype: Any, write: bool) -> dict[str, Tensor]:
+    """Whole weights in host memory on the rank with `write`; the others only go through them, since gathering needs all.
 
-    weights: (name, whole tensor); every rank goes through them, since gathering one needs all, and the one with `write`
-    keeps them on the CPU and writes. dtype: of the numbers written, a torch dtype or its name; None keeps theirs.
+    dtype: of the numbers kept, a torch dtype or its name; None keeps theirs.
     """
-    from huggingface_hub import save_torch_state_dict
-
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     kept: dict[str, Tensor] = {}
     for name, tensor in weights:
         if write:
             wanted = precision if tensor.is_floating_point() else None
-            kept[name] = tensor.detach().to("cpu", dtype=wanted).contiguous()
-    if write:
-        target = Path(folder) / HUGGINGFACE
-        target.mkdir(parents=True, exist_ok=True)
-        save_torch_state_dict(kept, target)
+            kept[name] = tensor.detach().to("cpu", dtype=wanted, copy=True).contiguous()
+    return kept
+
+
+def save_whole(weights: dict[str, Tensor], folder: Path | str) -> None:
+    """Write weights into `huggingface/` as safetensors, where `from_pretrained` finds them beside the config."""
+    from huggingface_hub import save_torch_state_dict
+
+    target = Path(folder) / HUGGINGFACE
+    target.mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(weights, target)
 
 
 def check_contents(folder: Path | str, wanted: Iterable[str]) -> None:

@@ -89,6 +89,31 @@ def verify(path: Path, below: str = "") -> None:
         )
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """A checkpoint that is being written, into `folder`."""
+
+    store: CheckpointStore
+    step: int
+    folder: Path
+
+    def seal(self) -> None:
+        """Flush everything to the disk and list it with checksums, about a second a GB. A seal that fails discards it."""
+        try:
+            self.store._seal(self.folder, self.step)
+        except BaseException:
+            self.discard()
+            raise
+
+    def publish(self) -> Path:
+        """Give it its name, when it is sealed; returns its path."""
+        return self.store._name(self)
+
+    def discard(self) -> None:
+        """Delete what was written; the earlier checkpoints stay as they are."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 class CheckpointStore:
     """The checkpoints of one run.
 
@@ -118,20 +143,29 @@ class CheckpointStore:
 
         If the block raises, what it wrote is deleted and the earlier checkpoints stay as they are.
         """
+        begun = self.begin(step)
+        try:
+            yield begun.folder
+        except BaseException:
+            begun.discard()
+            raise
+        begun.seal()
+        begun.publish()
+
+    def begin(self, step: int) -> Unfinished:
+        """A folder to write the checkpoint of `step` into, to be sealed and published, or discarded, before the next one is begun."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._clean_up()
-        name = f"global_step_{step}"
-        temporary = self.folder / f"{_WRITING}{name}"
+        temporary = self.folder / f"{_WRITING}global_step_{step}"
         temporary.mkdir()
-        try:
-            yield temporary
-            self._seal(temporary, step)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        self._publish(temporary, self.folder / name)
-        write_atomically(self.folder / TRACKER, str(step))
+        return Unfinished(self, step, temporary)
+
+    def _name(self, begun: Unfinished) -> Path:
+        final = self.folder / f"global_step_{begun.step}"
+        self._publish(begun.folder, final)
+        write_atomically(self.folder / TRACKER, str(begun.step))
         self._retire()
+        return final
 
     def _seal(self, temporary: Path, step: int) -> None:
         """Flush everything to the disk first: a manifest must never list what a power cut can still take away."""

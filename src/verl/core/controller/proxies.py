@@ -74,6 +74,10 @@ class GroupModelEngine:
         """Write a checkpoint: each rank its own part of it."""
         self.group.call("save", self.name, str(Path(folder).absolute()))
 
+    def saved(self, wait: bool = False) -> bool:
+        """Whether all ranks have written what `save` began; with `wait`, when they have."""
+        return all(self.group.call("saved", self.name, wait))
+
     def load(self, folder: Path) -> None:
         """Take over a checkpoint written by any number of ranks."""
         self.group.call("load", self.name, str(Path(folder).absolute()))

@@ -144,6 +144,9 @@ class Worker:
     def save(self, engine: str, folder: str) -> None:
         self.engines[engine].save(Path(folder))
 
+    def saved(self, engine: str, wait: bool) -> bool:
+        return self.engines[engine].saved(wait)
+
     def load(self, engine: str, folder: str) -> None:
         self.engines[engine].load(Path(folder))
 

@@ -79,7 +79,10 @@ class ModelEngine(Protocol):
         """
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint of this model into `folder`."""
+        """Write a checkpoint of this model into `folder`, or begin to: then training may go on, and `saved` says when."""
+
+    def saved(self, wait: bool = False) -> bool:
+        """Whether what `save` began is on the disk; with `wait`, when it is. Raises what went wrong in writing it."""
 
     def load(self, folder: Path) -> None:
         """Take over a checkpoint written by `save`, on any number of ranks."""

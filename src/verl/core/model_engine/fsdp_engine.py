@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from verl.config.schema import CheckpointConfig, FSDPConfig, OptimConfig
+from verl.core.checkpoint_engine.background import BackgroundWriter, on_host
 from verl.core.checkpoint_engine.disk import (
     check_contents,
     damage_named,
+    keep_whole,
     load_file,
     load_sharded,
     save_hf_side,
@@ -81,6 +84,7 @@ class FSDPEngine:
         self.total_updates, self.updates = total_updates, 0
         self.share_prompts = True
         self.checkpoint = checkpoint or CheckpointConfig()
+        self.writer = BackgroundWriter() if self.checkpoint.async_save else None
         self.tokenizer = tokenizer
         self.hf_config, self.generation_config = model.hf.config, getattr(model.hf, "generation_config", None)
         self.adapter = adapter_settings(model.hf)
@@ -297,20 +301,40 @@ class FSDPEngine:
             yield name.removeprefix("hf."), parameter
 
     def save(self, folder: Path) -> None:
-        """Write model/, optimizer/, extra.pt and huggingface/ (as checkpoint.save_contents says) into `folder`."""
-        contents = self.checkpoint.save_contents
+        """Write model/, optimizer/, extra.pt and huggingface/ (as checkpoint.save_contents says) into `folder`.
+
+        With checkpoint.async_save the large parts are copied to host memory, and a thread writes them: see `saved`.
+        """
+        contents, first = self.checkpoint.save_contents, dist.get_rank() == 0
         folder.mkdir(parents=True, exist_ok=True)
+        parts: dict[str, dict[str, Tensor]] = {}
         if "model" in contents:
-            save_sharded(self._trained_weights(), folder / "model")
+            parts["model"] = self._trained_weights()
             self._save_adapter(folder)
         if "optimizer" in contents and self.optimizer is not None:
-            save_sharded(self._optimizer_tensors(), folder / "optimizer")
+            parts["optimizer"] = self._optimizer_tensors()
+        whole: dict[str, Tensor] = {}
         if "hf_model" in contents:
-            save_whole(self.export_weights(), folder, self.hf_config.dtype, write=dist.get_rank() == 0)
-        if dist.get_rank() == 0:
+            whole = keep_whole(self.export_weights(), self.hf_config.dtype, write=first)
+        if first:
             if "extra" in contents:
                 torch.save({"updates": self.updates}, folder / "extra.pt")
             save_hf_side(folder, self.hf_config, self.tokenizer, self.generation_config)
+        further = functools.partial(save_whole, whole, folder) if whole else None
+        if self.writer is not None:
+            self.writer.start(folder, {name: on_host(state) for name, state in parts.items()}, further)
+            return
+        for name, state in parts.items():
+            save_sharded(state, folder / name)
+        if further is not None:
+            further()
+
+    def saved(self, wait: bool = False) -> bool:
+        """Whether this rank's part of what `save` began is on the disk; with `wait`, when it is.
+
+        Raises what went wrong in writing it.
+        """
+        return self.writer is None or self.writer.done(wait)
 
     def load(self, folder: Path) -> None:
         """Take over a checkpoint written by `save`, on any number of ranks.

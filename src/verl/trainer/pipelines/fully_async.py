@@ -115,6 +115,7 @@ def steps(run: Run, pace: Pace, generator: Generator, interrupt: Interrupt) -> s
             with log.time("save_checkpoint"):
                 checkpoints.save(run, log.metrics)
         run.tracker.log(log.metrics, step=run.step)
+        checkpoints.settle(run)
         if stop and not last:
             return "interrupted"
         generator.resume()

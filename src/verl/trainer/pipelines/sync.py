@@ -48,6 +48,7 @@ def train(run: Run) -> str:
                 with log.time("save_checkpoint"):
                     checkpoints.save(run, log.metrics)
             run.tracker.log(log.metrics, step=run.step)
+            checkpoints.settle(run)
             if stop and not last:
                 return "interrupted"
     return "finished"
