@@ -30,6 +30,8 @@ class Recorder:
                 sync_metrics={},
             ),
             tracker=SimpleNamespace(log=lambda metrics, step: self.logged.append((step, sorted(metrics)))),
+            saver=SimpleNamespace(settle=lambda wait: None),
+            last_checkpoint=None,
             step=step,
         )
         batch = SampleBatch({"uid": ["a"]})
