@@ -46,7 +46,7 @@ def advantage_inputs(seed: int) -> AdvantageInputs:
         baseline_scores=noise(size),
         old_log_probs=log_probs,
         rollout_log_probs=log_probs + 0.1 * noise(tokens),
-        sum_pi_squared=log_probs.exp().square() + 0.3 * (1 - log_probs.exp()).square() if seed % 3 else None,
+        sum_pi_squared=log_probs.exp().square() + 0.3 * (1 - log_probs.exp()).square(),
         reward_components={"right": scores, "short": noise(size)},
     )
 

@@ -21,10 +21,7 @@ class Sample:
         self.greedy = float(inputs.baseline_scores[i])
         self.probs = [math.exp(inputs.old_log_probs[t]) for t in keep]
         squared = inputs.sum_pi_squared
-        self.energy = [
-            (1 - p) ** 2 if squared is None else 1 - 2 * p + float(squared[t])
-            for p, t in zip(self.probs, keep, strict=True)
-        ]
+        self.energy = [1 - 2 * p + float(squared[t]) for p, t in zip(self.probs, keep, strict=True)]
         self.parts = {k: float(v[i]) for k, v in inputs.reward_components.items()}
         self.advantages: list[float] = []
 

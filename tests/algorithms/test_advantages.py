@@ -120,8 +120,8 @@ def test_optimal_token_baseline_by_hand():
 
 def test_optimal_token_baseline_keeps_the_last_shared_baseline_in_the_tail():
     logs = torch.log(torch.tensor([0.5, 0.5, 0.5, 0.5]))
-    # Energy 0.25 a token: at place 0 the baseline is 0.5, and the longer sample's other two tokens keep it.
-    inputs = outcome([1, 0], [0, 0], [1, 3], old_log_probs=logs)
+    # Energy 1 - 1 + 0.25 a token: at place 0 the baseline is 0.5, and the longer sample's other two tokens keep it.
+    inputs = outcome([1, 0], [0, 0], [1, 3], old_log_probs=logs, sum_pi_squared=torch.full((4,), 0.25))
     assert run("optimal_token_baseline", inputs) == pytest.approx([0.5, -0.5, -0.5, -0.5])
 
 
@@ -180,16 +180,16 @@ def test_sample_order_does_not_change_a_single_bit(name):
 def test_group_of_one_and_equal_scores_give_exactly_zero(name):
     logs = -torch.rand(14, generator=generator(3), dtype=torch.float64)
     parts = {"a": torch.tensor([0.1, 0.1, 0.1, 7.0])}
-    inputs = outcome([0.1, 0.1, 0.1, 7.0], [0, 0, 0, 1], [2, 3, 4, 5], old_log_probs=logs, reward_components=parts)
+    policy = {"old_log_probs": logs, "sum_pi_squared": logs.exp()}
+    inputs = outcome([0.1, 0.1, 0.1, 7.0], [0, 0, 0, 1], [2, 3, 4, 5], **policy, reward_components=parts)
     assert not torch.tensor(run(name, inputs)).any()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_token_and_no_tokens_are_finite(name):
     one_number = torch.ones(1)
-    one = outcome(
-        [1.0], [0], values=one_number, old_log_probs=-one_number, baseline_scores=one_number, reward_components={}
-    )
+    policy = {"old_log_probs": -one_number, "sum_pi_squared": one_number}
+    one = outcome([1.0], [0], values=one_number, **policy, baseline_scores=one_number, reward_components={})
     assert torch.tensor(run(name, one)).isfinite().all()
     assert run(name, replace(one, mask=torch.tensor([False]))) == [0.0]
     empty = AdvantageInputs(
@@ -197,6 +197,7 @@ def test_one_token_and_no_tokens_are_finite(name):
         *(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)),
         values=torch.empty(0),
         old_log_probs=torch.empty(0),
+        sum_pi_squared=torch.empty(0),
         baseline_scores=torch.zeros(1),
         reward_components={"a": torch.zeros(1)},
     )
@@ -238,6 +239,7 @@ def test_declares_the_columns_that_it_needs(name):
         "baseline_scores": "baseline_rollout",
         "old_log_probs": "old_log_probs",
         "rollout_log_probs": "rollout_log_probs",
+        "sum_pi_squared": "sum_pi_squared",
         "reward_components": "reward_components",
     }
     entry, inputs = get_advantage(name), advantage_inputs(4)

@@ -91,6 +91,12 @@ class FakeEngine:
         filled = like.with_values(torch.full(like.values.shape, self.log_prob))
         return filled, like.with_values(torch.full(like.values.shape, 2.0)) if with_entropy else None
 
+    def statistics(self, batch, temperature):
+        self.asked.append(f"statistics at {temperature}")
+        like = batch["response_ids"]
+        values = {"log_probs": self.log_prob, "entropy": 2.0, "sum_pi_squared": 0.25}
+        return {name: like.with_values(torch.full(like.values.shape, value)) for name, value in values.items()}
+
     def values(self, batch):
         self.asked.append("values")
         like = batch["response_ids"]

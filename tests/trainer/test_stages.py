@@ -205,6 +205,18 @@ def test_rollout_log_probs_stand_for_the_old_ones(bypass, same, version, expecte
     assert run.roles.actor.asked == ([] if expected else ["log_probs at 1.0"])
 
 
+@pytest.mark.parametrize("bypass", ["False", "True"])
+def test_an_estimator_that_reads_squares_gets_them_from_the_same_forward(bypass):
+    words = ["algorithm.adv_estimator=optimal_token_baseline", f"algorithm.rollout_correction.bypass_mode={bypass}"]
+    run, log = fake_run(*words), StepLog()
+    batch = batch_of([[1, 1], [1]], rollout_log_probs=[[-0.5, -0.5], [-0.25]], policy_version=[3, 3])
+    full = stages.add_log_probs(run, batch, log)
+    assert full["sum_pi_squared"].values.tolist() == [0.25] * 3
+    assert full["old_log_probs"].values.tolist() == ([-0.5, -0.5, -0.25] if bypass == "True" else [-1.0] * 3)
+    assert run.roles.actor.asked == ["statistics at 1.0"]
+    assert log.metrics["actor/entropy"] == 2.0
+
+
 @pytest.mark.parametrize(
     ("difference", "alarm", "warns"), [(0.2, "0.1", True), (0.05, "0.1", False), (0.2, "null", False)]
 )

@@ -49,6 +49,7 @@ class Needs:
     baseline_rollout: bool = False
     old_log_probs: bool = False
     rollout_log_probs: bool = False
+    sum_pi_squared: bool = False
     reward_components: bool = False
     min_group_size: int = 1
     loss_agg_mode: str | None = None
@@ -71,6 +72,7 @@ _COLUMNS = {
     "baseline_rollout": ("baseline_scores", "the greedy responses' scores [B]"),
     "old_log_probs": ("old_log_probs", "the trainer's log-probs before the update [N]"),
     "rollout_log_probs": ("rollout_log_probs", "the rollout engine's log-probs [N]"),
+    "sum_pi_squared": ("sum_pi_squared", "sums over the vocabulary of squared probabilities [N]"),
     "reward_components": ("reward_components", "a reward function that returns a dict of several rewards"),
 }
 

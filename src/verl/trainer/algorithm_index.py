@@ -43,6 +43,7 @@ NEED_WORDS = {
     "baseline_rollout": "a greedy response to each prompt, which the trainer generates and scores",
     "old_log_probs": "the log-probs before the update",
     "rollout_log_probs": "the rollout engine's log-probs, which every engine returns",
+    "sum_pi_squared": "the policy's probabilities of all tokens, squared and summed, from the forward before the update",
     "reward_components": "a reward function that returns a dict of several rewards",
 }
 

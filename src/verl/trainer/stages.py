@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch
 
-from verl.algorithms.correction import mismatch_metrics
 from verl.algorithms.inputs import AdvantageInputs
 from verl.algorithms.kl import apply_kl_penalty, batch_kl
 from verl.algorithms.segments import place_scores
@@ -21,6 +20,7 @@ from verl.trainer.algorithm import advantage_options, aggregation, loss_options
 from verl.trainer.correction import correct, read_correction
 from verl.trainer.groups import group_numbers, reward_components
 from verl.trainer.losses import ActorLoss, CriticLoss, mismatch_of_update, select_tokens, with_loss_weights
+from verl.trainer.policy_statistics import add_policy_statistics
 from verl.trainer.run import Run
 from verl.trainer.steplog import StepLog
 
@@ -201,17 +201,11 @@ def add_log_probs(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
     """Adds old_log_probs, ref_log_probs and values, each where the algorithm needs it."""
     temperature = run.config.actor_rollout_ref.rollout.temperature
     needed = needs_old_log_probs(run) or not _is_current(run, batch)
-    if needed and takes_rollout_log_probs(run, batch):
+    taken = needed and takes_rollout_log_probs(run, batch)
+    if (needed and not taken) or run.estimator.needs.sum_pi_squared:
+        batch = add_policy_statistics(run, batch, log, compare=measures_mismatch(run, batch))
+    if taken:
         batch = batch.with_columns(old_log_probs=batch["rollout_log_probs"])
-    elif needed:
-        with log.time("old_log_prob"):
-            old, entropy = run.roles.actor.log_probs(batch, temperature, with_entropy=True)
-        batch = batch.with_columns(old_log_probs=old)
-        mask = batch["response_mask"].values
-        if entropy is not None:
-            log.add({"actor/entropy": float(entropy.values[mask].mean())})
-        if measures_mismatch(run, batch):
-            log.add(mismatch_metrics(old.values, batch["rollout_log_probs"].values, mask, old.lengths))
     if run.roles.ref is not None:
         with log.time("ref"):
             batch = batch.with_columns(ref_log_probs=run.roles.ref.log_probs(batch, temperature)[0])
@@ -247,7 +241,7 @@ def add_advantages(run: Run, batch: SampleBatch, log: StepLog) -> SampleBatch:
     """Adds token_rewards, advantages and returns, and the weights of the rollout correction."""
     batch = token_rewards(run, batch, log)
     mask, algorithm = batch["response_mask"], run.config.algorithm
-    names = ("values", "old_log_probs", "ref_log_probs", "rollout_log_probs")
+    names = ("values", "old_log_probs", "ref_log_probs", "rollout_log_probs", "sum_pi_squared")
     inputs = AdvantageInputs(
         token_rewards=batch["token_rewards"].values,
         mask=mask.values,

@@ -69,6 +69,21 @@ def test_log_probs_do_not_depend_on_micro_batches(limit):
     torch.testing.assert_close(entropy.values, torch.cat(want_entropy), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("limit", [MicroBatching(10_000), MicroBatching(0, max_samples=1)])
+def test_statistics_of_one_forward(limit):
+    packed, plain = make_pair()
+    batch = make_batch()
+    found = make_engine(limit, packed).statistics(batch, 0.7)
+    log_probs, entropies = reference_log_probs(plain, batch, 0.7)
+    torch.testing.assert_close(found["log_probs"].values, torch.cat(log_probs), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found["entropy"].values, torch.cat(entropies), atol=1e-5, rtol=1e-5)
+    squares = []
+    for prompt, response in zip(batch["prompt_ids"].rows(), batch["response_ids"].rows()):
+        logits = plain(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1] / 0.7
+        squares.append(torch.softmax(logits, -1).square().sum(-1))
+    torch.testing.assert_close(found["sum_pi_squared"].values, torch.cat(squares), atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("loss_name", ["vanilla", "gspo"])
 def test_an_update_does_not_depend_on_micro_batches(mode, loss_name):

@@ -16,7 +16,7 @@ OTB = Paper("Li et al.", 2026, "The Optimal Token Baseline: Variance Reduction f
 
 @register_advantage(
     "optimal_token_baseline",
-    needs=Needs(min_group_size=2, old_log_probs=True),
+    needs=Needs(min_group_size=2, old_log_probs=True, sum_pi_squared=True),
     papers=(OTB,),
     settings=("algorithm.adv_estimator=optimal_token_baseline", "actor_rollout_ref.rollout.n=4"),
 )
@@ -25,8 +25,7 @@ def optimal_token_baseline(inputs: AdvantageInputs, options: AdvantageOptions) -
 
     W_t = sum_{j <= t} w_j with w = 1 - 2 pi + sum_v pi_v^2, the squared norm of the log-prob's gradient by the logits;
     b_t = sum_i W_t^i G_t^i / sum_i W_t^i over the group's samples that reach place t; A_t = G_t - b_t
-    (Li et al. 2026). Places count policy tokens. Without sum_pi_squared, w is taken as (1 - pi)^2: the true w is
-    between that and its double, and a common factor cancels in b_t.
+    (Li et al. 2026). Places count policy tokens.
 
     Where one sample alone is left, b_t would be its own return and its tail would learn nothing: there the baseline
     of the last place that two samples reach is used. A group of one gets 0. returns = G.
@@ -56,8 +55,6 @@ def optimal_token_baseline(inputs: AdvantageInputs, options: AdvantageOptions) -
 def _gradient_energy(inputs: AdvantageInputs) -> Tensor:
     """Squared norm of each policy token's log-prob gradient by its logits: float64 [M]."""
     prob = inputs.old_log_probs[inputs.mask].to(torch.float64).exp()
-    if inputs.sum_pi_squared is None:
-        return (1 - prob).square()
     squared = inputs.sum_pi_squared[inputs.mask].to(torch.float64)
     return (1 - 2 * prob + squared).clamp(min=0)
 

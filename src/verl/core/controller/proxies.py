@@ -52,6 +52,11 @@ class GroupModelEngine:
         out = self._infer("log_probs", batch, temperature, with_entropy)
         return out["log_probs"], out["entropy"] if with_entropy else None
 
+    def statistics(self, batch: SampleBatch, temperature: float) -> dict[str, Ragged]:
+        """log_probs, entropy and sum_pi_squared of the response tokens: float32, on the CPU."""
+        out = self._infer("statistics", batch, temperature)
+        return {name: out[name] for name in ("log_probs", "entropy", "sum_pi_squared")}
+
     def values(self, batch: SampleBatch) -> Ragged:
         """Value of the state before each response token: float32, on the CPU."""
         return self._infer("values", batch)["values"]

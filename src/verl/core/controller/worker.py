@@ -133,6 +133,10 @@ class Worker:
         columns = {"log_probs": log_probs} | ({} if entropy is None else {"entropy": entropy})
         return pack(SampleBatch(columns))
 
+    def statistics(self, engine: str, packed: Packed, temperature: float) -> Packed:
+        """Columns log_probs, entropy and sum_pi_squared of this rank's samples."""
+        return pack(SampleBatch(self.engines[engine].statistics(unpack(packed), temperature)))
+
     def values(self, engine: str, packed: Packed) -> Packed:
         """Column values of this rank's samples."""
         return pack(SampleBatch({"values": self.engines[engine].values(unpack(packed))}))

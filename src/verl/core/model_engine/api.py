@@ -63,6 +63,9 @@ class ModelEngine(Protocol):
     ) -> tuple[Ragged, Ragged | None]:
         """Log-probs (and entropy) of the response tokens, float32, on the CPU."""
 
+    def statistics(self, batch: SampleBatch, temperature: float) -> dict[str, Ragged]:
+        """log_probs, entropy and sum_pi_squared (sum over the vocabulary of squared probabilities), likewise."""
+
     def values(self, batch: SampleBatch) -> Ragged:
         """Value of the state before each response token, float32, on the CPU."""
 

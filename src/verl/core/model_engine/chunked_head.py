@@ -52,11 +52,20 @@ def _backward_chunk(
     return (grad * inverse_temperature).to(logits.dtype)
 
 
+def _statistics_chunk(logits: Tensor, labels: Tensor, inverse_temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, entropies and sums of squared probabilities, in the order in which the compiler reads the logits once."""
+    scaled = logits.float() * inverse_temperature
+    normaliser = torch.logsumexp(scaled, dim=-1)
+    log_p = scaled - normaliser[:, None]
+    p = torch.exp(log_p)
+    return log_p.gather(1, labels[:, None]).squeeze(1), -(p * log_p).sum(-1), (p * p).sum(-1)
+
+
 _compiled: dict[str, object] = {}
 
 
 def _kernel(name: str, compiled: bool):
-    plain = {"forward": _forward_chunk, "backward": _backward_chunk}[name]
+    plain = {"forward": _forward_chunk, "backward": _backward_chunk, "statistics": _statistics_chunk}[name]
     if not compiled:
         return plain
     if name not in _compiled:
@@ -147,3 +156,20 @@ def linear_log_probs(
         empty = hidden.float().sum(-1)
         return empty, empty
     return _LinearLogProb.apply(hidden, weight, labels, 1.0 / temperature, with_entropy, compiled)
+
+
+@torch.no_grad()
+def linear_statistics(
+    hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0, *, compiled: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `linear_log_probs` without gradient: (log_probs, entropy, sum_v p_v^2), float32 [N].
+
+    The third is the probability that two draws from a token's distribution are equal.
+    """
+    if hidden.shape[0] == 0:
+        empty = hidden.float().sum(-1)
+        return empty, empty, empty
+    chunk, kernel = _chunk_size(weight), _kernel("statistics", compiled)
+    parts = [kernel(h @ weight.t(), y, 1.0 / temperature) for h, y in zip(hidden.split(chunk), labels.split(chunk))]
+    log_probs, entropy, squared = (torch.cat(p) for p in zip(*parts))
+    return log_probs, entropy, squared

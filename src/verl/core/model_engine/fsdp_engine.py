@@ -133,6 +133,12 @@ class FSDPEngine:
             out[:, 1].contiguous(), lengths
         ) if with_entropy else None
 
+    def statistics(self, batch: SampleBatch, temperature: float) -> dict[str, Ragged]:
+        """log_probs, entropy and sum_pi_squared of the response tokens from one forward: float32, on the CPU."""
+        out = self._infer(batch, lambda inputs: torch.stack(self.model(inputs, temperature, True, True), dim=1))
+        names, lengths = ("log_probs", "entropy", "sum_pi_squared"), batch["response_ids"].lengths
+        return {name: Ragged(out[:, i].contiguous(), lengths) for i, name in enumerate(names)}
+
     def values(self, batch: SampleBatch) -> Ragged:
         """Value of the state before each response token: float32, on the CPU."""
         return Ragged(self._infer(batch, self.model), batch["response_ids"].lengths)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from verl.core.model_engine import attention
-from verl.core.model_engine.chunked_head import linear_log_probs
+from verl.core.model_engine.chunked_head import linear_log_probs, linear_statistics
 from verl.core.model_engine.packing import PackedInputs
 from verl.core.model_engine.sequence_parallel import SequenceGroup, SequencePart
 from verl.errors import ConfigError
@@ -65,25 +65,27 @@ class PolicyModel(_Packed):
         check_plain_head(hf.config)
         self.compiled = compiled
 
-    def forward(self, inputs: PackedInputs, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
-        """(log_probs, entropy) of the N response tokens at `temperature`: float32 [N] each."""
+    def forward(
+        self, inputs: PackedInputs, temperature: float, with_entropy: bool, with_squares: bool = False
+    ) -> tuple[Tensor, ...]:
+        """(log_probs, entropy) of the N response tokens at `temperature`: float32 [N] each.
+
+        with_squares: the sums of squared probabilities are a third, and there are no gradients.
+        """
         head = self.hf.get_output_embeddings()
         if head.bias is not None:
             raise ConfigError(
                 f"{self.hf.config.model_type} models have a bias in their output layer, which is not supported."
             )
         part = self.part_of(inputs)
-        log_probs, entropy = linear_log_probs(
-            self.hidden_states(inputs, part),
-            head.weight,
-            inputs.labels if part is None else part.labels,
-            temperature,
-            with_entropy=with_entropy,
-            compiled=self.compiled and inputs.labels.is_cuda,
-        )
-        if part is not None:
-            log_probs, entropy = part.all_targets(torch.stack((log_probs, entropy), dim=1)).unbind(1)
-        return log_probs, entropy
+        labels = inputs.labels if part is None else part.labels
+        operands = (self.hidden_states(inputs, part), head.weight, labels, temperature)
+        compiled = self.compiled and inputs.labels.is_cuda
+        if with_squares:
+            results: tuple[Tensor, ...] = linear_statistics(*operands, compiled=compiled)
+        else:
+            results = linear_log_probs(*operands, with_entropy=with_entropy, compiled=compiled)
+        return results if part is None else part.all_targets(torch.stack(results, dim=1)).unbind(1)
 
 
 class ValueModel(_Packed):
