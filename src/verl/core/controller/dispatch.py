@@ -24,7 +24,7 @@ def balanced(costs: Tensor, parts: int) -> list[Tensor]:
     Dearest sample first, each to the cheapest group that has room. Indices within a group ascend.
 
     >>> [g.tolist() for g in balanced(torch.tensor([9, 1, 1, 8]), 2)]
-    [[0, 1], [2, 3]]
+    [[0, 2], [1, 3]]
     """
     numbers = costs.tolist()
     size, larger = divmod(len(numbers), parts)
