@@ -21,7 +21,9 @@ spec.loader.exec_module(benchmark)
 def test_settings_are_ones_that_the_trainer_takes(name):
     config = compose([*benchmark.ALGORITHMS[name][1], "actor_rollout_ref.rollout.n=16"], notify=lambda text: None)
     validate(config)
-    choose_algorithm(config)
+    estimator, loss = choose_algorithm(config)
+    assert estimator.name == config.algorithm.adv_estimator
+    assert loss.name == config.actor_rollout_ref.actor.policy_loss.loss_mode
 
 
 def recorded():

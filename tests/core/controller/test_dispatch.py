@@ -86,7 +86,9 @@ def same(one: SampleBatch, other: SampleBatch) -> None:
 
 def test_in_order_undoes_the_split():
     groups = [torch.tensor([2]), torch.tensor([], dtype=torch.int64), torch.tensor([0, 1])]
-    same(in_order([batch().select(g) for g in groups], groups), batch())
+    whole = in_order([batch().select(g) for g in groups], groups)
+    same(whole, batch())
+    assert whole["uid"] == ["a", "b", "c"]
 
 
 def test_a_batch_travels_unchanged_and_without_a_copy():

@@ -60,8 +60,10 @@ def test_updates(results, world, limit):
 
 @pytest.mark.parametrize("limit", ["hybrid", "copies"])
 def test_hybrid_sharding(results, limit):
+    metrics, weights = results[1][0]["updates"]["whole"]
     for rank in results[4]:
-        same_update(results[1][0]["updates"]["whole"], rank["updates"][limit])
+        same_update((metrics, weights), rank["updates"][limit])
+        assert rank["updates"][limit][0][1]["grad_norm"] == pytest.approx(metrics[1]["grad_norm"], rel=2e-5)
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -112,7 +112,8 @@ class TestWithoutVLLM:
 
     def test_importing_the_module_imports_no_vllm(self):
         code = "import sys, verl.core.rollout_engine.vllm_engine as m; assert 'vllm' not in sys.modules"
-        subprocess.run([sys.executable, "-c", code], check=True)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
     def test_environment_is_put_back_and_the_users_level_stays(self, monkeypatch):
         monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
@@ -344,7 +345,8 @@ for _ in range(2):
     VLLMEngine({str(tmp_path)!r}, device="cpu", dtype=torch.float32, config=config, max_model_len=16).close()
     dist.all_reduce(torch.ones(1))
 """
-        subprocess.run([sys.executable, "-c", code], check=True)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
     @pytest.mark.slow
     def test_in_its_own_process(self, tmp_path):
