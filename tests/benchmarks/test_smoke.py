@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,16 @@ def test_grpo_step_without_the_reference_says_so():
     out = run("grpo_step.py", "--reference", "trl", "--trl-python", "/nowhere/python")
     assert "no comparison: --trl-python /nowhere/python is not a Python" in out
     assert "ratio" not in out
+
+
+def test_overlap(tmp_path):
+    out = run("overlap.py", "--svg", str(tmp_path / "lines.svg"))
+    rows = {row.split()[0]: row.split() for row in out.splitlines() if row.startswith(("sync", "one_step", "fully"))}
+    assert {name: row[-1] for name, row in rows.items()}.keys() == {"sync", "one_step_off", "fully_async"}
+    assert (rows["sync"][-1], rows["one_step_off"][-1]) == ("0.00", "1.00")  # how stale a batch is
+    picture = ET.parse(tmp_path / "lines.svg")
+    kinds = {element.get("class") for element in picture.iter() if element.tag.endswith("rect")}
+    assert kinds == {"page", "lane", "gen", "train", "weights"}
 
 
 def test_rollout():

@@ -24,7 +24,6 @@ def checked(*words):
         (["async_training.staleness_threshold=inf"], ["staleness_threshold=inf", "finite"]),
         ([*MINI, "async_training.require_batches=3"], ["require_batches=3 x ppo_mini_batch_size=16 is 48", "64"]),
         ([*MINI, "async_training.require_batches=2", "actor_rollout_ref.actor.ppo_epochs=2"], ["ppo_epochs=2"]),
-        ([f"{ROLLOUT}.name=vllm"], ["partial_rollout=False"]),
     ],
 )
 def test_problems(words, parts):
@@ -39,7 +38,7 @@ def test_problems(words, parts):
         [ASYNC],
         ["trainer.pipeline=one_step_off", "async_training.watchdog_seconds=5"],
         [ASYNC, *MINI, "async_training.require_batches=2", "async_training.staleness_threshold=0.5"],
-        [ASYNC, f"{ROLLOUT}.name=vllm", "async_training.partial_rollout=False"],
+        [ASYNC, f"{ROLLOUT}.name=vllm"],
         [ASYNC, "trainer.n_gpus_per_node=2", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=2"],
         [ASYNC, "algorithm.adv_estimator=gae"],
     ],

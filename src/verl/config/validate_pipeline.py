@@ -52,7 +52,7 @@ def _check_engines(config: PPOConfig, found: Findings) -> None:
     name = config.trainer.pipeline
     devices = num_devices(config.trainer)
     found.problem(
-        devices > 1 and rollout_devices(config) == 0,
+        devices > 1 and rollout_devices(config) == 0 and config.actor_rollout_ref.rollout.name != "server",
         f"trainer.pipeline={name} on {devices} devices needs devices for generation alone: set actor_rollout_ref.rollout.nnodes=1 "
         "actor_rollout_ref.rollout.n_gpus_per_node=N (in addition to trainer.n_gpus_per_node), or trainer.pipeline=sync.",
     )
@@ -77,8 +77,3 @@ def _check_knobs(config: PPOConfig, found: Findings) -> None:
             f"async_training.require_batches={knobs.require_batches} trains on parts of a step as they come, and "
             f"ppo_epochs={config.actor_rollout_ref.actor.ppo_epochs} goes over a whole step again. Leave one of them out.",
         )
-    found.problem(
-        config.actor_rollout_ref.rollout.name == "vllm" and knobs.partial_rollout,
-        "async_training.partial_rollout=True: vLLM hands back no tokens of what it stops. Write "
-        "async_training.partial_rollout=False, or actor_rollout_ref.rollout.name=native.",
-    )

@@ -53,7 +53,8 @@ class Run:
 
     surplus: scored samples that dynamic sampling holds for the next step. ahead: what an asynchronous pipeline has generated
     and not trained on yet, where there is one; left_ahead: the same of the checkpoint that the run goes on from. step: steps
-    done so far. last_checkpoint: that this run has written or gone on from.
+    done so far. last_checkpoint: that this run has written or gone on from. spans: a list here gets all that is timed, for a
+    picture (see StepLog).
     """
 
     config: PPOConfig
@@ -75,6 +76,7 @@ class Run:
     ahead: Stateful | None = None
     left_ahead: dict[str, Any] | None = None
     last_checkpoint: Path | None = None
+    spans: list[tuple[str, float, float]] | None = None
     saver: Saver = field(init=False)
 
     def __post_init__(self) -> None:

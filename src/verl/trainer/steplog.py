@@ -15,11 +15,12 @@ class StepLog:
     """Collects the metrics of one step.
 
     `with log.time("gen")` adds the seconds of a phase to `timing/gen` and, on a GPU, puts the most memory that was in use
-    within it into `perf/peak_memory_gb/gen`.
+    within it into `perf/peak_memory_gb/gen`. spans: gets (phase, start, stop) of each, by time.perf_counter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spans: list[tuple[str, float, float]] | None = None) -> None:
         self.metrics: dict[str, float] = {}
+        self._spans = spans
         self._started = time.perf_counter()
 
     def add(self, metrics: dict[str, float], prefix: str = "") -> None:
@@ -37,7 +38,10 @@ class StepLog:
             yield
         finally:
             name = f"timing/{phase}"
-            self.metrics[name] = self.metrics.get(name, 0.0) + time.perf_counter() - started
+            stopped = time.perf_counter()
+            self.metrics[name] = self.metrics.get(name, 0.0) + stopped - started
+            if self._spans is not None:
+                self._spans.append((phase, started, stopped))
             if on_gpu:
                 self.metrics[f"{PEAK}{phase}"] = torch.cuda.max_memory_allocated() / 2**30
 

@@ -33,6 +33,7 @@ class Recorder:
             saver=SimpleNamespace(settle=lambda wait: None),
             last_checkpoint=None,
             step=step,
+            spans=None,
         )
         batch = SampleBatch({"uid": ["a"]})
         for name in [

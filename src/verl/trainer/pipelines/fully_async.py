@@ -81,9 +81,9 @@ def make_generator(run: Run, pace: Pace) -> Generator:
 
 
 def steps(run: Run, pace: Pace, generator: Generator, interrupt: Interrupt) -> str:
-    log = StepLog()
+    log = StepLog(run.spans)
     while run.step < run.plan.total_steps:
-        done, log = log.metrics, StepLog()
+        done, log = log.metrics, StepLog(run.spans)
         with log.time("step"), idle_metrics(log, generator.busy):
             batch = train_step(run, pace, generator, interrupt, log)
             if batch is None:
@@ -134,7 +134,7 @@ def train_step(run: Run, pace: Pace, generator: Generator, interrupt: Interrupt,
         if taken is None:
             break
         batch, rewards = unpack(run, taken)
-        logs.append(StepLog())
+        logs.append(StepLog(run.spans))
         logs[-1].add(staleness_metrics(batch["policy_versions"], run.step))
         parts.append(learn(run, batch, rewards, logs[-1]))
         generator.queue.release(dict.fromkeys(batch["uid"]))

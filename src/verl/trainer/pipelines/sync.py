@@ -22,10 +22,10 @@ def train(run: Run) -> str:
         run.tracker.log(first, step=run.step)
     if trainer.val_only:
         return "finished"
-    log = StepLog()
+    log = StepLog(run.spans)
     with Interrupt() as interrupt:
         while run.step < run.plan.total_steps:
-            done, log = log.metrics, StepLog()
+            done, log = log.metrics, StepLog(run.spans)
             try:
                 with log.time("step"):
                     batch = train_step(run, log)
