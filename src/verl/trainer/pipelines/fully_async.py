@@ -97,6 +97,7 @@ def steps(run: Run, pace: Pace, generator: Generator, interrupt: Interrupt) -> s
             if syncs or saves:
                 with log.time("pause"):
                     generator.pause()
+            log.add(queue_metrics(generator.queue))
             if syncs:
                 with log.time("update_weights"):
                     run.roles.sync_weights(version=run.step)
@@ -105,7 +106,6 @@ def steps(run: Run, pace: Pace, generator: Generator, interrupt: Interrupt) -> s
         stages.warn_of_mismatch(run, log)
         log.add(batch_metrics(batch, run.config.data.max_prompt_length, run.config.data.max_response_length))
         log.add(performance_metrics(batch, log, all_devices(run.config)))
-        log.add(queue_metrics(generator.queue))
         epoch = (run.step - 1) // run.sampler.batches_per_epoch
         log.add({"training/global_step": run.step, "training/epoch": epoch})
         if last or tests:
