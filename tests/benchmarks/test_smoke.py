@@ -68,3 +68,15 @@ def test_weights_over_several_ranks():
 def test_vllm_adapter():
     pytest.importorskip("vllm")
     assert "rollout engine" in run("vllm_adapter.py")
+
+
+def test_serve_load(tmp_path):
+    """Eight clients for two seconds: right answers to right and wrong requests, and no slot in use after them."""
+    out = run("serve_load.py", "--json", str(tmp_path / "out.json"))
+    assert "tokens/s, direct" in out
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["wrong"] == {}
+    assert min(found["requests"]["whole"], found["requests"]["streamed"]) >= 2
+    assert found["tokens_per_second"] == pytest.approx(sum(found["requests"].values()) * 8 / found["seconds"])
+    assert sum(found["bad"].values()) >= 1
+    assert (found["slots_used_at_the_end"], found["waiting_at_the_end"]) == (0, 0)

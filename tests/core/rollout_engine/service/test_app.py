@@ -1,7 +1,9 @@
 """Routes, status codes and limits of a running server, and what happens to a request whose client goes."""
 
+import http.client
 import json
 import threading
+import time
 
 import httpx
 import pytest
@@ -77,6 +79,26 @@ def test_a_body_over_the_limit_is_not_read(server):
     pieces = (body[i : i + 10_000] for i in range(0, len(body), 10_000))  # without a content-length
     assert server.http.post("/v1/completions", content=pieces).status_code == 413
     assert generate(server).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/completions", 413), ("/pause", 401), ("/nowhere", 404), ("/health", 405)]
+)
+def test_an_error_before_the_body_is_read_leaves_the_connection_usable(server, path, status):
+    """The body comes after the head: a server that closes the connection on it breaks what the client sends next."""
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    connection.connect()
+    connection.auto_open = 0  # a closed connection is an error
+    for _ in range(2):
+        connection.putrequest("POST", path)
+        connection.putheader("Content-Length", "100000")
+        connection.endheaders()
+        time.sleep(0.05)
+        connection.send(b" " * 100_000)
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == status
+    connection.close()
 
 
 def test_more_requests_than_may_wait_are_refused_and_the_others_come(server):

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl.core.rollout_engine.service import control, openai_api
 from verl.core.rollout_engine.service.answers import CLIENT_GONE
-from verl.core.rollout_engine.service.context import Service
+from verl.core.rollout_engine.service.context import Service, discard_body
 from verl.core.rollout_engine.service.generate import generate
 from verl.core.rollout_engine.service.jobs import Refused
 from verl.core.rollout_engine.service.metrics import CONTENT_TYPE
@@ -90,16 +90,20 @@ def error_answer(status: int, message: str, code: str | None = None, headers: di
     )
 
 
-def _refused(request: HTTPRequest, error: Exception) -> Response:
+async def _refused(request: HTTPRequest, error: Exception) -> Response:
     assert isinstance(error, Refused)
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}
-    return error_answer(error.status, error.message, error.code, headers.get(error.status))
+    closing = await discard_body(request)
+    return error_answer(error.status, error.message, error.code, {**headers.get(error.status, {}), **closing})
 
 
-def _http_error(request: HTTPRequest, error: Exception) -> Response:
+async def _http_error(request: HTTPRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    closing = await discard_body(request)
     words = {404: f"There is no route {request.url.path}.", 405: f"{request.url.path} does not take {request.method}."}
-    return error_answer(error.status_code, words.get(error.status_code, error.detail), None, dict(error.headers or {}))
+    return error_answer(
+        error.status_code, words.get(error.status_code, error.detail), None, closing | dict(error.headers or {})
+    )
 
 
 def _client_gone(request: HTTPRequest, error: Exception) -> Response:

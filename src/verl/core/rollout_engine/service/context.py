@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 
 from verl.core.rollout_engine.api import Request
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 B = TypeVar("B", bound=BaseModel)
+
+# Of a body that is not wanted.
+DISCARD_BYTES = 64 << 20
+DISCARD_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,25 @@ async def read_body(request: HTTPRequest, limit: int | None) -> bytes:
             raise _too_large(limit)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+async def discard_body(request: HTTPRequest) -> dict[str, str]:
+    """Read what is left of a body before an error is answered, for closing a connection on it may cost the client the answer.
+
+    Returns headers of the answer: those that end the connection where the body is too long or too slow for that.
+    """
+    size = 0
+    try:
+        async with asyncio.timeout(DISCARD_SECONDS):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > DISCARD_BYTES:
+                    return {"Connection": "close"}
+    except TimeoutError:
+        return {"Connection": "close"}
+    except (RuntimeError, ClientDisconnect):  # it has been read, or nobody waits
+        pass
+    return {}
 
 
 def _too_large(limit: int) -> Refused:
