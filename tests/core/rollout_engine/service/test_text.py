@@ -1,7 +1,7 @@
 """Text that comes in pieces is the text of all tokens, cut where a stop text begins."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.core.rollout_engine.service.text import TextStream
@@ -21,6 +21,7 @@ def pieces(text: str, *stops: str) -> tuple[list[str], bool]:
     return [*found, stream.end()], stream.stopped
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=20))
 def test_pieces_join_to_the_whole_text(text):
     found, stopped = pieces(text)
