@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.runs import metrics, overrides, train
+from tests.tutorial_reward import TUTORIAL
 
 from verl.config.command import handle_flags
 
@@ -48,30 +49,6 @@ actor_rollout_ref.rollout.n=5 trainer.n_gpus_per_node=8 trainer.nnodes=2
 custom_reward_function.path=/path/to/custom_reward.py custom_reward_function.name=compute_reward
 actor_rollout_ref.actor.fsdp_config.param_offload=True
 """
-
-# A user's file, word for word.
-CUSTOM_REWARD = '''# custom_reward.py
-import re
-from typing import Optional
-
-def extract_solution(solution_str: str) -> Optional[str]:
-    """从模型回答中提取最终答案"""
-    # 假设答案被包含在 "####" 之后
-    solution = re.search("#### (\\\\-?[0-9\\\\.\\\\,]+)", solution_str)
-    if solution:
-        return solution.group(0).split("#### ")[1].replace(",", "").replace("$", "")
-    return None
-
-def compute_reward(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    """
-    veRL 要求的奖励函数签名
-    """
-    answer = extract_solution(solution_str)
-    if answer is None:
-        return 0.0
-    # 将答案与标准答案比较
-    return 1.0 if answer == ground_truth else 0.0
-'''
 
 
 def test_grpo_on_gsm8k_as_printed(terse_model, gsm8k_data, tmp_path):
@@ -116,7 +93,7 @@ def test_keys_of_the_run_on_two_nodes_compose(capsys):
 
 def test_the_custom_reward_word_for_word_on_gsm8k(byte_model, gsm8k_data, tmp_path):
     path = tmp_path / "custom_reward.py"
-    path.write_text(CUSTOM_REWARD, encoding="utf-8")
+    path.write_text(TUTORIAL, encoding="utf-8")
     changes = {
         "data__max_prompt_length": 512,
         "data__max_response_length": 16,
@@ -141,7 +118,7 @@ def test_the_custom_reward_gives_the_point(tmp_path):
     from verl.rewards.types import RewardInput
 
     path = tmp_path / "custom_reward.py"
-    path.write_text(CUSTOM_REWARD, encoding="utf-8")
+    path.write_text(TUTORIAL, encoding="utf-8")
     manager = RewardManager(RewardConfig(num_workers=1), CustomRewardConfig(str(path), "compute_reward"))
     texts = ["6 * 7 = 42\n#### 42", "#### 1,042", "#### 41", "42"]
     try:

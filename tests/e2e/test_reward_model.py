@@ -35,6 +35,25 @@ def test_a_classifiers_score_is_the_reward(tiny_classifier, tiny_model, tiny_dat
         assert row["score"] == pytest.approx(2 * score_of(tiny_classifier, row["prompt"], row["response"]), abs=1e-4)
 
 
+@pytest.mark.parametrize("pipeline", ["one_step_off", "fully_async"])
+def test_a_classifier_scores_what_a_queue_held(pipeline, tiny_classifier, tiny_model, tiny_data, tmp_path):
+    changes = {
+        **sevens_reward(tmp_path),
+        "data__val_files": "null",
+        "reward_model__enable": True,
+        "reward_model__combine": "add",
+        "reward_model__model__path": tiny_classifier,
+        "trainer__pipeline": pipeline,
+        "trainer__total_training_steps": 3,
+    }
+    assert train(overrides(tiny_model, tiny_data, tmp_path / "run", **changes)) == 0
+    lines = metrics(tmp_path / "run")
+    assert max(line["training/staleness_max"] for line in lines) == 1
+    for line in lines:
+        parts = line["reward/rm_score"] + line["reward/rule_score"]
+        assert line["critic/score/mean"] == pytest.approx(parts, rel=1e-4)
+
+
 JUDGE = """
 def judge_prompt(solution_str, messages, **rest):
     return f"Is {solution_str} right for {messages[-1]['content']}?"
