@@ -93,6 +93,8 @@ class Worker:
         if seat.visible_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(seat.visible_gpus)
         self.device = torch.device("cuda", 0) if seat.visible_gpus else torch.device("cpu")
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # else a device mesh would take the one with the rank's number
         if self._store is None:
             self._store = join_store(address, port, timeout_seconds)
         join_process_group(self.device, self._store, seat.rank, seat.world_size, timeout_seconds, seat.own_address)
