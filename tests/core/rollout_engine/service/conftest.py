@@ -14,7 +14,7 @@ import uvicorn
 from verl.config.schema import ServeConfig, ServeRolloutConfig
 from verl.core.rollout_engine.service.app import make_app
 from verl.core.rollout_engine.service.context import Service
-from verl.core.rollout_engine.service.server import bind, make_service
+from verl.core.rollout_engine.service.server import HTTP_SETTINGS, bind, make_service
 
 TOKEN = "the token"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -48,8 +48,7 @@ def serving(model: Path, *, token: str = TOKEN, port: int = 0, **settings) -> It
     rollout = ServeRolloutConfig(**settings.pop("rollout", {}))
     service = make_service(ServeConfig(model=str(model), rollout=rollout, **settings), token)
     listening = bind("127.0.0.1", port)
-    config = uvicorn.Config(make_app(service), log_level="error", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(make_app(service), **{**HTTP_SETTINGS, "timeout_graceful_shutdown": 1}))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
     thread.start()
     while not server.started:

@@ -29,6 +29,9 @@ from verl.core.rollout_engine.service.wire import weight_parts
 T = TypeVar("T")
 
 POLL_SECONDS = 0.02
+# Of weights over HTTP: one part travels while the engine takes the one before, and large ones leave either side waiting.
+PART_BYTES = 16 << 20
+KEEP_SECONDS = 20.0  # an idle connection: less than servers keep it, or one would close what the other is about to use
 
 
 class ServerRolloutEngine:
@@ -63,7 +66,7 @@ class ServerRolloutEngine:
         http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token_of(settings)}"},
             timeout=httpx.Timeout(5.0, read=settings.silence_seconds, write=settings.silence_seconds, pool=None),
-            limits=httpx.Limits(max_connections=None),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_SECONDS),
             trust_env=False,
         )
         fleet = Fleet(settings.urls, http, settings.wait_seconds, notify)
@@ -151,8 +154,12 @@ class ServerRolloutEngine:
             CheckpointError: they do not fit a server's model.
             WorkerDied: no server took them.
         """
-        settings, size = self.config.server, self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        folder = Path(settings.weights_folder).expanduser().absolute() if settings.weights_folder else None
+        size, where = (
+            self.config.checkpoint_engine.update_weights_bucket_megabytes << 20,
+            self.config.server.weights_folder,
+        )
+        folder = Path(where).expanduser().absolute() if where else None
+        size = size if folder is not None else min(size, PART_BYTES)
         label = f"{self._run}-{version}-{next(self._updates)}"
         kept, before = self._call(self._replace(KeptWeights, label, version, folder))
         if before is not None:

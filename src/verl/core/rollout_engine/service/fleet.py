@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ HEALTH_TIMEOUT = 5.0
 MISSES = 2
 # A server gets requests for somewhat more samples than it has slots, so that none is idle while the next request travels.
 AHEAD = 1.25
+SLICE_BYTES = 1 << 19
 
 
 @dataclass(eq=False)
@@ -197,12 +198,13 @@ class Fleet:
         while part is not None:
             following = await kept.part(number + 1)
             about.update(part=number, last=following is None)
-            await self._post_weights(remote, content=part, params=about)
+            await self._post_weights(remote, part, params=about)
             part, number = following, number + 1
 
-    async def _post_weights(self, remote: Remote, **body: Any) -> None:
-        if "content" in body:
-            body["headers"] = {"Content-Type": "application/octet-stream"}
+    async def _post_weights(self, remote: Remote, part: bytes | None = None, **body: Any) -> None:
+        if part is not None:
+            body["headers"] = {"Content-Type": "application/octet-stream", "Content-Length": str(len(part))}
+            body["content"] = slices(part)
         waits = httpx.Timeout(HEALTH_TIMEOUT, read=self._wait_seconds, write=self._wait_seconds, pool=None)
         answer = await self.http.post(f"{remote.url}/update_weights", timeout=waits, **body)
         if answer.status_code == 400:
@@ -221,6 +223,12 @@ class Fleet:
                 await self.lose(remote, f"{path}: {describe(error)}")
 
         await asyncio.gather(*(post(remote) for remote in self.remotes if remote.alive))
+
+
+async def slices(part: bytes) -> AsyncIterator[bytes]:
+    """In pieces: the event loop moves what is left of a large one after each write."""
+    for start in range(0, len(part), SLICE_BYTES):
+        yield part[start : start + SLICE_BYTES]
 
 
 def describe(error: Exception) -> str:

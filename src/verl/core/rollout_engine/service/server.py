@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "VERL_SERVE_TOKEN"
 STARTING_WEIGHTS = "as loaded"  # label of the weights that the model's folder holds
 DEFAULT_LONGEST = 8192
-GRACE_SECONDS = 5
+HTTP_SETTINGS: dict[str, Any] = {
+    "log_level": "warning",
+    "access_log": False,
+    "timeout_graceful_shutdown": 5,
+    "timeout_keep_alive": 75,  # longer than clients keep an idle connection: see `client.KEEP_SECONDS`
+}
 NOT_INSTALLED = "verl serve needs starlette, uvicorn, pydantic and prometheus-client: pip install 'reverl[serve]'"
 
 
@@ -63,11 +68,8 @@ def serve(config: ServeConfig) -> None:
 
     # uvicorn passes the signal on when it has shut down; the engine is closed after that.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    settings = uvicorn.Config(
-        make_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
-    )
     try:
-        Server(settings).run(sockets=[listening])
+        Server(uvicorn.Config(make_app(service), **HTTP_SETTINGS)).run(sockets=[listening])
     finally:
         service.loop.engine.close()
 
