@@ -2,6 +2,7 @@
 
     python benchmarks/grpo_step.py --reference trl --trl-python TRLVENV/bin/python        # W2, a CPU
     python benchmarks/grpo_step.py --work w1 --model FOLDER --gsm8k FOLDER                # W1, a GPU
+    python benchmarks/grpo_step.py --work w1 --model FOLDER --gsm8k FOLDER --shape 7b --steps 2 --warmup 1 --rounds 1
     python benchmarks/grpo_step.py --smoke                                                # seconds: does it run?
 
 Each side runs in a process of its own, one after the other, `--rounds` times in turn, so that a busy machine is busy for
@@ -20,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from step_workloads import HERE, Workload, cpu_workload, gpu_workload
+from step_workloads import HERE, OFFLOAD, Workload, cpu_workload, gpu_workload, with_random_shape
 
 PHASES = {
     "gen": "generate",
@@ -41,6 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--work", choices=("w1", "w2"), default="w2", help="w2: CPU, tiny model; w1: GPU, GSM8K")
     parser.add_argument("--model", help="w1: a Hugging Face folder")
     parser.add_argument("--gsm8k", help="w1: a folder with train.jsonl and test.jsonl")
+    parser.add_argument("--shape", choices=("7b",), help="w1: random weights of this shape, with --model's tokenizer")
     parser.add_argument("--reference", choices=("none", "trl"), default="none", help="what to compare with")
     parser.add_argument("--trl-python", help="Python of an environment in which TRL is installed")
     parser.add_argument("--steps", type=int, default=8, help="steps a process (default: %(default)s)")
@@ -74,6 +76,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         work = cpu_workload(folder, args.smoke) if args.work == "w2" else gpu_workload(folder, args.model, args.gsm8k)
+        if args.shape:
+            from rollout import (
+                SHAPES,  # the script beside this one; not imported unless asked for, since torch comes with it
+            )
+
+            with_random_shape(work, SHAPES[args.shape], folder / "shape")
+            work.overrides += OFFLOAD
         work.overrides += args.override
         for threads in args.threads or [None]:
             runs: dict[str, list[dict]] = {side: [] for side in sides}

@@ -4,11 +4,12 @@
     python benchmarks/multi_gpu.py w1 sync --model MODEL --data GSM8K --out OUT      a part of it
     python benchmarks/multi_gpu.py --smoke                                           anywhere: CPU processes, tiny models
 
-    w1         GSM8K, 256 prompts x 5, 512 + 512 tokens, four updates: seconds a step on one GPU and on all
-    sync       weights of a 0.5B and a 7B shape into rollout engines, on the same GPUs and on one of its own, against the
-               link's bandwidth, measured in the same process
-    split      w1 with one GPU that trains and one that generates
-    vllm_tp2   w1 with vLLM, one engine over two GPUs
+    w1           GSM8K, 256 prompts x 5, 512 + 512 tokens, four updates: seconds a step on one GPU and on all
+    sync         weights of a 0.5B and a 7B shape into rollout engines, on the same GPUs and on one of its own, against the
+                 link's bandwidth, measured in the same process
+    split        w1 with one GPU that trains and one that generates
+    fully_async  the same, neither waiting for the other
+    vllm_tp2     w1 with vLLM, one engine over two GPUs
 
 Each case is a process of its own with a time limit; one that fails or runs out of time is reported, and the next one starts.
 OUT gets multi_gpu.jsonl, a line for each case as soon as it ends, and each case's log and metrics.jsonl.
@@ -137,6 +138,7 @@ def steps_case(bench: Bench, group: str, name: str, words: list[str]) -> dict:
         seconds = {"step": middle("timing/step")} | {phase: middle(f"timing/{phase}") for phase in PHASES}
         further = {"response_length": "response_length/mean", "mfu": "perf/mfu/actor", "score": "critic/score/mean"}
         further |= {"received_gb": "perf/weights_received_gb", "peak_extra_gb": "perf/weights_peak_extra_gb"}
+        further |= {"tokens_per_second": "perf/throughput", "staleness": "training/staleness_mean"}
         further |= {"max_memory_gb": "perf/max_memory_reserved_gb", "probs_diff": "training/rollout_probs_diff_mean"}
         found = {label: middle(key) for label, key in further.items()}
         return {
@@ -179,6 +181,14 @@ def split(bench: Bench) -> None:
     words = ["trainer.n_gpus_per_node=1", f"{rollout}.nnodes=1", f"{rollout}.n_gpus_per_node=1"]
     steps_case(bench, "split", "1 trains 1 generates", words)["devices"] = 2
     _print_steps(bench, "split")
+
+
+def fully_async(bench: Bench) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    words = ["trainer.n_gpus_per_node=1", f"{rollout}.nnodes=1", f"{rollout}.n_gpus_per_node=1"]
+    words += ["trainer.pipeline=fully_async", "async_training.staleness_threshold=1"]
+    steps_case(bench, "fully_async", "1 trains 1 generates", words)["devices"] = 2
+    _print_steps(bench, "fully_async")
 
 
 def vllm_tp2(bench: Bench) -> None:
@@ -226,19 +236,18 @@ def _last_json(text: str) -> dict:
 
 # ---- all ----------------------------------------------------------------------------------------------------------
 
-GROUPS = {"w1": w1, "sync": sync, "split": split, "vllm_tp2": vllm_tp2}
+GROUPS = {"w1": w1, "sync": sync, "split": split, "fully_async": fully_async, "vllm_tp2": vllm_tp2}
 
 
 def workload(arguments: argparse.Namespace, folder: Path) -> Workload:
     """W1, or sums for a tiny model with --smoke or on a CPU; no checkpoint is written."""
-    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    actor = "actor_rollout_ref.actor"
     if arguments.smoke:
         work = cpu_workload(folder, smoke=False)
         work.prompts, work.samples, work.mini_batch = 4, 2, 2
     else:
         work = gpu_workload(folder, arguments.model, arguments.data)
         work.device = arguments.device
-        work.overrides += [f"{actor}.ppo_max_token_len_per_gpu=65536", f"{rollout}.max_num_seqs=1280"]
     work.overrides += [f"{actor}.checkpoint.save_contents=[extra]"]
     return work
 
@@ -265,7 +274,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     if arguments.smoke:
         arguments.device, arguments.steps, arguments.bucket = "cpu", 2, 8
     elif set(arguments.groups) != {"sync"} and not (arguments.model and arguments.data):
-        parser.error("w1, split and vllm_tp2 need --model and --data")
+        parser.error("w1, split, fully_async and vllm_tp2 need --model and --data")
     return arguments
 
 

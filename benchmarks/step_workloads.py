@@ -124,8 +124,42 @@ def gpu_workload(folder: Path, model: str, gsm8k: str) -> Workload:
         learning_rate=1e-6,
         kl_coef=0.001,
         device="cuda",
+        overrides=[
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=65536",
+            "actor_rollout_ref.rollout.max_num_seqs=1280",
+        ],
         trl={"per_device_train_batch_size": 64, "gradient_checkpointing": False, **vllm},
     )
+
+
+# On one 141 GB device the float32 state of 7.6B parameters has room for the optimizer's part while nothing else is there.
+OFFLOAD = [
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32768",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+    "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.7",
+]
+
+
+def with_random_shape(work: Workload, config, folder: Path, dtype: str = "bfloat16") -> None:
+    """Give `work` a model of this shape with random weights, and its own model's tokenizer; written to `folder`.
+
+    Raises:
+        ValueError: the tokenizer has more tokens than the shape.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(work.model)
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(f"{work.model} has {len(tokenizer)} tokens, the shape {config.vocab_size}")
+    torch.manual_seed(0)
+    with torch.device("cuda" if work.device == "cuda" else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.save_pretrained(folder, max_shard_size="2GB")
+    tokenizer.save_pretrained(folder)
+    work.model = str(folder)
 
 
 def _random_model(folder: Path, shape: dict[str, int]) -> str:
