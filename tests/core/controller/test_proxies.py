@@ -26,7 +26,9 @@ class Group:
         results = []
         for rank, (_, packed, *_) in enumerate(arguments):
             tokens = unpack(packed)["response_ids"]
-            results.append(pack(SampleBatch({"log_probs": tokens.with_values(tokens.values * 10.0 + rank)})))
+            column = tokens.with_values(tokens.values * 10.0 + rank)
+            names = ("log_probs", "entropy", "sum_pi_squared") if method == "statistics" else ("log_probs",)
+            results.append(pack(SampleBatch(dict.fromkeys(names, column))))
         return results
 
 
@@ -45,6 +47,12 @@ def test_each_rank_has_samples_of_its_own():
     assert sorted(group.sent) == [[1, 2, 3], [4], [5], [6, 7, 8]]
     assert group.shared == 4
     assert [int(v) // 10 for v in log_probs.values.tolist()] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_statistics_come_back_by_name_in_order():
+    found = GroupModelEngine(Group(), "actor").statistics(batch(ROWS), 1.0)
+    assert list(found) == ["log_probs", "entropy", "sum_pi_squared"]
+    assert [int(v) // 10 for v in found["sum_pi_squared"].values.tolist()] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_neighbours_that_share_tokens_get_the_same_samples_and_the_first_ones_results_count():

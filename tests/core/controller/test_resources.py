@@ -12,6 +12,7 @@ from verl.core.controller.resources import (
     is_distributed,
     place,
     plan_pools,
+    reward_pool,
     table,
 )
 from verl.errors import ConfigError
@@ -97,6 +98,20 @@ def test_two_cpu_processes_share_a_core_and_more_do_not(monkeypatch):
     five = config_of("trainer.n_gpus_per_node=5", "ray_kwargs.ray_init.num_cpus=2")
     with pytest.raises(ConfigError, match=r"asked: trainer \(actor, rollout\) +2\.5 +trainer\.nnodes=1"):
         check_this_machine(five, False, False, gpus=0)
+
+
+def test_a_reward_model_takes_one_device_more(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    words = ["reward_model.enable=True", "reward_model.model.path=m", "ray_kwargs.ray_init.num_cpus=2"]
+    three, four = (config_of(*words, f"trainer.n_gpus_per_node={n}") for n in (3, 4))
+    check_this_machine(three, False, False, gpus=0)
+    with pytest.raises(ConfigError, match=r"asked: reward model \(reward model\) +0\.5 +reward_model\.enable=True"):
+        check_this_machine(four, False, False, gpus=0)
+    (pool,) = reward_pool(three, "cuda")
+    assert (pool.size, pool.per_worker) == (1, {"GPU": 1.0, "CPU": 1.0})
+    assert not pool.roles[0].trains
+    assert not pool.roles[0].generates
+    assert reward_pool(config_of(), "cuda") == []
 
 
 def test_a_second_machine_needs_a_cluster(monkeypatch):

@@ -42,6 +42,15 @@ def test_several_labels_are_no_score(tmp_path):
         check_reward_model(options(save_classifier(tmp_path, labels=3)))
 
 
+def test_attention_that_is_not_computed_here_is_refused(tmp_path):
+    folder = save_classifier(tmp_path)
+    path = folder / "config.json"
+    changed = {"architectures": ["Gemma2ForSequenceClassification"], "model_type": "gemma2", "head_dim": 4}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed, "attn_logit_softcapping": 50.0}))
+    with pytest.raises(ConfigError, match="gemma2 models bound or add to their attention scores"):
+        check_reward_model(options(folder))
+
+
 def test_a_tokenizer_without_a_template_is_named(tmp_path):
     folder = save_classifier(tmp_path, template=None)
     with pytest.raises(ConfigError, match=r"reward_model\.model\.path=.*no chat template"):

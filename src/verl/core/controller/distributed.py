@@ -13,7 +13,8 @@ from verl.core.checkpoint_engine.sync import SyncReport, check
 from verl.core.controller.cluster import Cluster, share_plugins
 from verl.core.controller.proxies import GroupModelEngine, GroupRolloutEngine
 from verl.core.controller.ray_group import RayGroup, collect
-from verl.core.controller.resources import ResourcePool, plan_pools
+from verl.core.controller.resources import ResourcePool, plan_pools, reward_pool
+from verl.core.controller.resources import check as check_room
 from verl.core.controller.roles import Roles, sequence_ranks
 from verl.core.controller.worker import Facts, Job
 from verl.errors import ConfigError
@@ -87,6 +88,8 @@ def build_on_ray(
     try:
         device_type = _device_type(config, cluster)
         pools = plan_pools(config, with_critic, with_reference, device_type)
+        # The reward model's worker comes last, when everything is loaded: is there room for it?
+        check_room([*pools, *reward_pool(config, device_type)], cluster.nodes(), cluster.where)
         span = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         timeout = config.actor_rollout_ref.nccl_timeout
         for pool, reserved in zip(pools, cluster.reserve(pools)):

@@ -80,6 +80,13 @@ def _is_generative(config: RewardModelConfig, hf_config: Any) -> bool:
         raise ConfigError(
             f"{KEY}={config.model.path}: the model has {hf_config.num_labels} labels; a reward model has one, its score."
         )
+    if wanted == "discriminative" and (
+        getattr(hf_config, "attn_logit_softcapping", None) or hf_config.model_type == "gpt_oss"
+    ):
+        raise ConfigError(
+            f"{KEY}={config.model.path}: {hf_config.model_type} models bound or add to their attention scores, which is not "
+            "computed here. Use a Qwen2, Qwen3, Llama or Mistral model."
+        )
     return wanted == "generative"
 
 
