@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ ROOT = Path(__file__).parents[2]
     ("script", "estimator", "prompts", "samples"), [("grpo.sh", "grpo", 160, 8), ("ppo.sh", "gae", 256, 4)]
 )
 def test_composes(script, estimator, prompts, samples, tmp_path):
-    environment = os.environ | {"MODEL": "some/model", "DATA": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
+    python3 = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"MODEL": "some/model", "DATA": str(tmp_path), "PATH": python3}
     command = ["bash", str(ROOT / "examples/gsm8k" / script), "trainer.test_freq=3", "--cfg", "job"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
