@@ -1,5 +1,8 @@
 """A judge: what it is asked, what is read from its answer, and what counts as a failure."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from verl.core.reward_model.judge import Judge, JudgeFunctions, rubric_prompt, rubric_score
@@ -146,3 +149,14 @@ def test_a_file_or_function_that_is_not_there_is_named(tmp_path):
         JudgeFunctions.load(str(tmp_path / "juge.py"), "ask", "read")
     with pytest.raises(RewardError, match=r"reward_model\.judge\.score_function=rate is not a function of"):
         JudgeFunctions.load(str(tmp_path / "judge.py"), "ask", "rate")
+
+
+def test_the_pages_judge_works_as_printed(tmp_path):
+    page = Path(__file__).parents[3] / "docs" / "reward_model.md"
+    (tmp_path / "judge.py").write_text(re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[1])
+    functions = JudgeFunctions.load(str(tmp_path / "judge.py"), "judge_prompt", "judge_score")
+    engine = Answering("Yes.", "no")
+    outcomes = judge(engine, functions).score(samples("one", "two"))
+    assert engine.asked[0] == "<user>Question: Why?\nAnswer: one\nIs it right? Write yes or no.<assistant>"
+    assert [o.score for o in outcomes] == [1.0, 0.0]
+    assert outcomes[0].metrics == {"judgement_length": 4.0}
