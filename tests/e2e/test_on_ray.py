@@ -157,7 +157,7 @@ def test_a_worker_killed_while_it_generates_is_one_restart_and_nothing_is_lost(w
     assert [line["step"] for line in metrics(run)] == list(range(1, 9))
     scores, ages = (curve(run, name) for name in ("critic/score/mean", "training/staleness_max"))
     assert scores[-1] > scores[0] + 0.2
-    assert set(ages) == {0, 1}
+    assert {0, 1} <= set(ages)
 
 
 def test_what_a_worker_finds_wrong_is_the_users_message(words, capsys):

@@ -50,6 +50,22 @@ def test_two_servers_give_the_samples_of_the_engine_in_this_process(words, pair,
     assert [server.state()["slots_used"] for server in pair] == [0, 0]
 
 
+def test_servers_generate_while_the_trainer_trains(words, pair, tmp_path):
+    """Without staleness the samples of the synchronous run; else requests that an update of the weights stops go on."""
+    ahead = {"trainer__pipeline": "fully_async", "data__max_response_length": 48, "trainer__total_training_steps": 4}
+    changes = {**ahead, "async_training__staleness_threshold": 0, "trainer__total_training_steps": 2}
+    one, two = words("one", data__max_response_length=48), words("two", **servers(*pair), **changes)
+    assert train(one) == train(two) == 0
+    for name in SAMPLED:
+        assert curve(tmp_path / "two", name) == curve(tmp_path / "one", name), name
+    assert train(words("ahead", **servers(*pair), **ahead)) == 0
+    ages = curve(tmp_path / "ahead", "training/staleness_max")
+    assert ages[0] == 0
+    assert max(ages) >= 1
+    assert max(curve(tmp_path / "ahead", "training/partial_samples")) > 0
+    assert [server.state()["slots_used"] for server in pair] == [0, 0]
+
+
 def test_a_run_is_refused_before_a_model_is_loaded(words, pair, byte_model, capsys):
     assert (
         train(words("none", **{f"{ROLLOUT}__name": "server", f"{ROLLOUT}__server__urls": "[http://127.0.0.1:1]"})) == 2

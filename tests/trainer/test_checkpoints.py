@@ -67,13 +67,14 @@ def test_everything_comes_back(tmp_path):
     assert "2 steps are done" in run.tracker.notices[-1]
 
 
-AHEAD = {"queue": {"version": 2}, "prompts": [["train-3-0-1", 1, 4]], "begun": []}
+AHEAD = {"queue": {"books": {"groups": [{"size": 5}]}}, "prompts": [["train-3-0-1", 1, 4]], "begun": []}
 
 
 @pytest.mark.parametrize(
     ("pipeline", "size", "taken", "told"),
     [
         ("fully_async", 8, AHEAD, None),
+        ("fully_async actor_rollout_ref.rollout.n=4", 8, None, "another number of samples a prompt"),
         ("sync", 8, None, "1 prompts had been drawn ahead by an asynchronous pipeline"),
         ("one_step_off", 9, None, "belongs to other training data"),
     ],
@@ -83,7 +84,7 @@ def test_what_was_generated_ahead_comes_back(tmp_path, pipeline, size, taken, to
     saved.ahead = SimpleNamespace(state_dict=lambda: AHEAD)
     folder = checkpoints.save(saved, METRICS)
     run = fake_run(tmp_path)
-    run.config = config(f"trainer.pipeline={pipeline}")
+    run.config = config(*f"trainer.pipeline={pipeline}".split())
     run.sampler = PromptSampler(size, 2, seed=1, fingerprint="data")
     run.prompts = FakePrompts(size)
     checkpoints.resume(run, folder)

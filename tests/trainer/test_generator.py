@@ -226,7 +226,7 @@ def test_a_state_holds_everything_and_nothing_comes_twice(scored):
     run = make_run(again)
     run.sampler.load_state_dict(sampler)
     resumed = make(run, prompts=6)
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(state, version=0, trained_since=0)
     again.permits.release(100)
     seen = []
     with resumed:

@@ -101,6 +101,10 @@ def _resume_ahead(run: Run, ahead: dict[str, Any], sampler: dict[str, Any]) -> N
     """Take over what was generated ahead, which names prompts by their place in the data."""
     if (sampler["size"], sampler["fingerprint"]) != (len(run.prompts), run.prompts.fingerprint):
         run.tracker.notice("what had been generated ahead is left out, since it belongs to other training data.")
+    elif {g["size"] for g in ahead["queue"]["books"]["groups"]} - {run.config.actor_rollout_ref.rollout.n}:
+        run.tracker.notice(
+            "what had been generated ahead is left out, since it has another number of samples a prompt."
+        )
     elif run.config.trainer.pipeline == "sync":
         run.tracker.notice(
             f"{len(ahead['prompts'])} prompts had been drawn ahead by an asynchronous pipeline; trainer.pipeline=sync goes on "

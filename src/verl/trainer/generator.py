@@ -76,6 +76,7 @@ class Generator:
         self._unfinished: dict[str, tuple[Prompt, set[int]]] = {}  # drawn, by uid, with the samples still to come
         self._requests: list[tuple[Prompt, int]] = []  # of the stream in progress: prompt, number of its first sample
         self._in_flight = 0
+        self._cuda = _own_cuda_stream(self._engine)
         self._thread = threading.Thread(target=self._work, name="generator", daemon=True)
 
     # ---- for the trainer's thread ----------------------------------------------------------------------------------
@@ -130,10 +131,17 @@ class Generator:
             "begun": [[uid, i, b.token_ids, b.log_probs, b.versions] for (uid, i), b in self._begun.items()],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called, before `start`: what it had drawn counts among the prompts to draw."""
-        self.queue.load_state_dict(state["queue"])
-        self._begun = {(uid, i): Begun(*map(list, parts)) for uid, i, *parts in state["begun"]}
+    def load_state_dict(self, state: dict[str, Any], version: int, trained_since: int) -> None:
+        """Go on where `state_dict` was called, before the thread starts. What it had drawn counts among the prompts to draw.
+
+        version: of the policy, as the queue counts them; trained_since: prompts trained on since that version.
+        """
+        books = state["queue"]["books"]
+        books = {**books, "version": version, "ahead": trained_since + len(books["groups"])}
+        self.queue.load_state_dict({**state["queue"], "books": books})
+        begun = {(uid, i): Begun(*map(list, parts)) for uid, i, *parts in state["begun"]}
+        # Under a lower limit of today what is too long begins anew.
+        self._begun = {key: b for key, b in begun.items() if len(b.token_ids) < self._sampling.max_tokens}
         held = {group.uid: group for group in self.queue.unfinished(GENERATED)}
         for prompt in self._prompts([known[0] for known in state["prompts"]], *zip(*[k[1:] for k in state["prompts"]])):
             missing = set(held[prompt.uid].missing) if prompt.uid in held else set(range(self._sampling.n))
@@ -148,11 +156,15 @@ class Generator:
             rows = [(i, row) for i, row in enumerate(self.queue.read(group.uid)) if set(GENERATED) <= set(row)]
             self._scoring.add(group.uid, [(i, row) for i, row in rows if i in group.missing])
 
+    def on_engine(self) -> contextlib.AbstractContextManager:
+        """Around whatever else uses the engine while this is paused: on a GPU it works on one stream alone."""
+        return contextlib.nullcontext() if self._cuda is None else torch.cuda.stream(self._cuda)
+
     # ---- the thread ------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         try:
-            with _own_cuda_stream(self._engine), contextlib.suppress(QueueClosed):
+            with self.on_engine(), contextlib.suppress(QueueClosed):
                 while self._wait_for_work():
                     self._requests = []
                     for number, index, completion in self._engine.stream([], self._feed):
@@ -281,12 +293,10 @@ class Generator:
             self._engine.abort(range(len(self._requests)))
 
 
-def _own_cuda_stream(engine: Any) -> contextlib.AbstractContextManager:
-    """Beside the trainer's, where the engine works in this process on a GPU."""
+def _own_cuda_stream(engine: Any) -> torch.cuda.Stream | None:
+    """One beside the trainer's, where the engine works in this process on a GPU."""
     device = getattr(engine, "device", None)
-    if device is None or torch.device(device).type != "cuda":
-        return contextlib.nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))
+    return torch.cuda.Stream(device) if device is not None and torch.device(device).type == "cuda" else None
 
 
 def _finish_cuda_work() -> None:

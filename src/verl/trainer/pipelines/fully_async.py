@@ -48,11 +48,14 @@ def overlap(run: Run, pace: Pace) -> str:
     """Generate in one thread and train in this one, at this pace."""
     trainer = run.config.trainer
     run.roles.sync_weights(version=run.step)
-    if (trainer.val_only or (trainer.val_before_train and run.step == 0)) and (first := validate(run)):
-        run.tracker.log(first, step=run.step)
+    generator = make_generator(run, pace)
+    if trainer.val_only or (trainer.val_before_train and run.step == 0):
+        with generator.on_engine():
+            first = validate(run)
+        if first:
+            run.tracker.log(first, step=run.step)
     if trainer.val_only:
         return "finished"
-    generator = make_generator(run, pace)
     watchdog = Watchdog(generator.queue, generator, run.config.async_training.watchdog_seconds, run.tracker.notice)
     run.ahead = generator
     try:
@@ -64,19 +67,20 @@ def overlap(run: Run, pace: Pace) -> str:
 
 def make_generator(run: Run, pace: Pace) -> Generator:
     """With a queue that keeps the pace, and with what the checkpoint had generated ahead."""
-    groups = run.plan.prompts_per_step * pace.sync_every
+    version, groups = run.step // pace.sync_every, run.plan.prompts_per_step * pace.sync_every
     queue = LocalTransferQueue(
         staleness=pace.staleness,
         groups_per_version=groups,
         in_order=pace.in_order,
-        version=run.step // pace.sync_every,
+        version=version,
     )
     queue.register("trainer", SCORED)
     samples = int((1 + pace.staleness) * groups) * run.plan.samples_per_prompt
     prompts = (run.plan.total_steps - run.step) * run.plan.prompts_per_step
     generator = Generator(run, queue, prompts=prompts, samples=samples, partial=pace.partial)
     if run.left_ahead is not None:
-        generator.load_state_dict(run.left_ahead)
+        trained_since = run.step * run.plan.prompts_per_step - version * groups
+        generator.load_state_dict(run.left_ahead, version, trained_since)
     return generator
 
 
@@ -109,7 +113,7 @@ def steps(run: Run, pace: Pace, generator: Generator, interrupt: Interrupt) -> s
         epoch = (run.step - 1) // run.sampler.batches_per_epoch
         log.add({"training/global_step": run.step, "training/epoch": epoch})
         if last or tests:
-            with log.time("testing"):
+            with log.time("testing"), generator.on_engine():
                 log.add(validate(run))
         if last or stop or saves:
             with log.time("save_checkpoint"):
