@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from tests.core.reward_model.conftest import save_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from conftest import save_classifier
 from verl.config.schema import RewardModelConfig
 from verl.core.reward_model.factory import build_reward_model, check_reward_model
 from verl.rewards.types import RewardInput

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.core.reward_model.conftest import save_classifier
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import save_classifier
 from verl.config.schema import RewardModelConfig
 from verl.core.reward_model.factory import build_reward_model, check_reward_model
 from verl.core.reward_model.judge import rubric_score
