@@ -69,6 +69,16 @@ def test_page_has_what_a_reader_looks_for(tmp_path):
     assert len(svgs(html)) == 4
 
 
+def test_generation_beside_the_step_is_no_part_of_its_time(tmp_path):
+    step = {"timing/gen": 3.0, "timing/wait": 1.0, "timing/update_actor": 2.0, "timing/step": 3.0}
+    lines = [{"step": i, **step, "training/staleness_mean": 1.0, "perf/idle_share_trainer": 0.3} for i in (1, 2)]
+    write(tmp_path, lines)
+    figures = re.findall(r"<figure.*?</figure>", write_report(tmp_path).read_text(), re.DOTALL)
+    titles = {re.search(r"<figcaption><b>(.*?)</b>", figure).group(1): figure for figure in figures}
+    assert list(titles) == ["Staleness", "Idle", "Time of a step"]
+    assert re.findall(r"</i>(\w+)</span>", titles["Time of a step"]) == ["update_actor", "wait"]
+
+
 def test_nothing_is_fetched(tmp_path):
     write(tmp_path, METRICS)
     html = write_report(tmp_path).read_text()

@@ -19,6 +19,10 @@ THROUGHPUT = ("perf/throughput",)
 VALIDATION = "val/test_score/"
 TIMING = "timing/"
 STEP_SECONDS = "timing/step"
+WAIT_SECONDS = "timing/wait"  # logged where generation goes on beside the step's phases
+BESIDE = "timing/gen"
+STALENESS = ("training/staleness_mean", "training/staleness_max")
+IDLE = ("perf/idle_share_generator", "perf/idle_share_trainer")
 # A console line begins with the metrics whose names begin so, in this order.
 LINE_BEGINS_WITH = ("timing/gen", VALIDATION, "critic/score/mean", "actor/entropy")
 

@@ -29,7 +29,9 @@ _CURVES: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("Loss", "loss", names.LOSS, False),
     ("Clipped", "share", names.CLIPPED, True),
     ("Rollout against trainer", "probability difference", names.MISMATCH, True),
+    ("Staleness", "steps", names.STALENESS, True),
     ("Throughput", "tokens a second", names.THROUGHPUT, True),
+    ("Idle", "share of a step", names.IDLE, True),
 )
 
 
@@ -122,7 +124,8 @@ def _charts(lines: Lines) -> list[str]:
 
 def _timing(lines: Lines, logged: Sequence[str]) -> str:
     """Seconds of each step by phase; what the phases leave of the whole step is "other"."""
-    phases = [name for name in logged if name.startswith(names.TIMING) and name != names.STEP_SECONDS]
+    left_out = {names.STEP_SECONDS} | ({names.BESIDE} if names.WAIT_SECONDS in logged else set())
+    phases = [name for name in logged if name.startswith(names.TIMING) and name not in left_out]
     timed = [line for line in lines if any(line.get(name) for name in phases)]
     parts = {
         name.removeprefix(names.TIMING): {line["step"]: line[name] for line in timed if line.get(name)}

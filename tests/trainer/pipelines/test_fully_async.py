@@ -13,8 +13,9 @@ from verl.trainer import checkpoints, stages
 from verl.trainer.arrivals import SCORED
 from verl.trainer.busy import Busy
 from verl.trainer.interrupt import Interrupt
+from verl.trainer.pace import Pace
 from verl.trainer.pipelines import fully_async
-from verl.trainer.pipelines.fully_async import Pace, steps
+from verl.trainer.pipelines.fully_async import steps
 
 PACE = Pace(staleness=1, in_order=False, sync_every=1, partial=True, part=2)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 
 from verl.config.derived import all_devices
 from verl.core.transfer_queue.api import QueueClosed, QueueEnded
-from verl.core.transfer_queue.local import LocalTransferQueue
 from verl.data.batch import SampleBatch
 from verl.trainer import checkpoints, stages
-from verl.trainer.arrivals import SCORED, staleness_metrics, unpack
+from verl.trainer.arrivals import staleness_metrics, unpack
 from verl.trainer.generator import Generator
 from verl.trainer.interrupt import Interrupt
 from verl.trainer.metrics import batch_metrics, idle_metrics, performance_metrics, queue_metrics
+from verl.trainer.pace import Pace, make_generator
 from verl.trainer.pipelines.sync import due, learn
 from verl.trainer.run import Run
 from verl.trainer.steplog import StepLog, merged
@@ -21,18 +20,6 @@ from verl.trainer.validation import validate
 from verl.trainer.watchdog import Watchdog
 
 LOOK_SECONDS = 0.5  # between looks at Ctrl-C and at lost rewards
-
-
-@dataclass(frozen=True)
-class Pace:
-    """staleness: batches ahead. in_order: batches come in the order of the data. sync_every: steps between updates of the
-    rollout engine's weights. partial: those stop what is in generation. part: prompts that are trained on together."""
-
-    staleness: float
-    in_order: bool
-    sync_every: int
-    partial: bool
-    part: int
 
 
 def train(run: Run) -> str:
@@ -63,25 +50,6 @@ def overlap(run: Run, pace: Pace) -> str:
             return steps(run, pace, generator, interrupt)
     except QueueClosed as closed:
         raise closed.error or closed from None
-
-
-def make_generator(run: Run, pace: Pace) -> Generator:
-    """With a queue that keeps the pace, and with what the checkpoint had generated ahead."""
-    version, groups = run.step // pace.sync_every, run.plan.prompts_per_step * pace.sync_every
-    queue = LocalTransferQueue(
-        staleness=pace.staleness,
-        groups_per_version=groups,
-        in_order=pace.in_order,
-        version=version,
-    )
-    queue.register("trainer", SCORED)
-    samples = int((1 + pace.staleness) * groups) * run.plan.samples_per_prompt
-    prompts = (run.plan.total_steps - run.step) * run.plan.prompts_per_step
-    generator = Generator(run, queue, prompts=prompts, samples=samples, partial=pace.partial)
-    if run.left_ahead is not None:
-        trained_since = run.step * run.plan.prompts_per_step - version * groups
-        generator.load_state_dict(run.left_ahead, version, trained_since)
-    return generator
 
 
 def steps(run: Run, pace: Pace, generator: Generator, interrupt: Interrupt) -> str:

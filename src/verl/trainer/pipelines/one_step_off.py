@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from verl.trainer.pipelines.fully_async import Pace, overlap
+from verl.trainer.pace import Pace
+from verl.trainer.pipelines.fully_async import overlap
 from verl.trainer.run import Run
 
 
