@@ -10,6 +10,7 @@
     split        w1 with one GPU that trains and one that generates
     fully_async  the same, neither waiting for the other
     vllm_tp2     w1 with vLLM, one engine over two GPUs
+    ulysses      w1 with two GPUs that share the tokens of each micro-batch (only where it is named)
 
 Each case is a process of its own with a time limit; one that fails or runs out of time is reported, and the next one starts.
 OUT gets multi_gpu.jsonl, a line for each case as soon as it ends, and each case's log and metrics.jsonl.
@@ -199,6 +200,12 @@ def vllm_tp2(bench: Bench) -> None:
     _print_steps(bench, "vllm_tp2")
 
 
+def ulysses(bench: Bench) -> None:
+    words = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"]
+    steps_case(bench, "ulysses", "2 share tokens", words)["devices"] = 2
+    _print_steps(bench, "ulysses")
+
+
 def _print_steps(bench: Bench, group: str) -> None:
     base = next((r for r in bench.records if r["group"] == "w1" and r.get("devices") == 1), None)
     steps_table([r for r in bench.records if r["group"] == group], base)
@@ -236,7 +243,10 @@ def _last_json(text: str) -> dict:
 
 # ---- all ----------------------------------------------------------------------------------------------------------
 
-GROUPS = {"w1": w1, "sync": sync, "split": split, "fully_async": fully_async, "vllm_tp2": vllm_tp2}
+GROUPS = {
+    "w1": w1, "sync": sync, "split": split, "fully_async": fully_async, "vllm_tp2": vllm_tp2, "ulysses": ulysses,
+}  # fmt: skip
+BY_DEFAULT = [name for name in GROUPS if name != "ulysses"]
 
 
 def workload(arguments: argparse.Namespace, folder: Path) -> Workload:
@@ -264,17 +274,17 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--shape", nargs="+", default=["0.5b", "7b"], choices=("tiny", "0.5b", "7b"))
     parser.add_argument("--bucket", type=int, default=2048, help="megabytes (default: %(default)s)")
-    parser.add_argument("--limit", type=float, default=240, help="seconds for one case (default: %(default)s)")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one case (default: %(default)s)")
     parser.add_argument("--total", type=float, default=3600, help="seconds for all of them (default: %(default)s)")
     parser.add_argument("--out", default=os.environ.get("OUT", "multi_gpu_out"), help="folder (default: $OUT)")
     parser.add_argument("--override", nargs="*", default=[], help="further options of verl.trainer.main_ppo")
     parser.add_argument("--smoke", action="store_true", help="CPU processes, tiny models, two steps")
     arguments = parser.parse_args(argv)
-    arguments.groups = arguments.groups or list(GROUPS)
+    arguments.groups = arguments.groups or list(BY_DEFAULT)
     if arguments.smoke:
         arguments.device, arguments.steps, arguments.bucket = "cpu", 2, 8
     elif set(arguments.groups) != {"sync"} and not (arguments.model and arguments.data):
-        parser.error("w1, split, fully_async and vllm_tp2 need --model and --data")
+        parser.error("all but sync need --model and --data")
     return arguments
 
 

@@ -75,6 +75,7 @@ class SequencePart:
     target_positions: Tensor
     labels: Tensor
 
+    @torch.compiler.disable
     def all_tokens(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Own tokens [W, H, D] of each of q, k, v to all tokens of own heads: [T, H / ranks, D].
 
@@ -88,6 +89,7 @@ class SequencePart:
         whole = _exchange(blocks.transpose(0, 1), self.sequence.group).flatten(0, 1)[: self.tokens]
         return whole.split([x.shape[1] // size for x in (q, k, v)], dim=1)
 
+    @torch.compiler.disable
     def all_heads(self, out: Tensor) -> Tensor:
         """All tokens of own heads [T, H / ranks, D] to own tokens of all heads [W, H, D]."""
         size, width = self.sequence.size, len(self.input_ids)
@@ -105,7 +107,6 @@ def _cut(tokens: Tensor, start: int, width: int) -> Tensor:
     return F.pad(part, (0, width - len(part)))
 
 
-@torch.compiler.disable
 def _exchange(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[ranks, ...]: block i to rank i of the group; gives the blocks that the ranks sent here, by rank."""
     return _Exchange.apply(blocks, group)
