@@ -11,6 +11,7 @@ from verl.algorithms.inputs import AdvantageInputs
 from verl.algorithms.kl import apply_kl_penalty, batch_kl
 from verl.algorithms.segments import place_scores
 from verl.config.derived import name_list
+from verl.core.model_engine.loading import end_tokens
 from verl.core.rollout_engine.api import Completion, Request, SamplingParams
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import RewardError
@@ -46,11 +47,8 @@ def training_sampling(run: Run) -> SamplingParams:
 
 
 def stop_token_ids(run: Run) -> tuple[int, ...]:
-    """The tokenizer's end token, and those of the model's generation config (a chat model's end of turn)."""
-    generation = getattr(run.roles.actor, "generation_config", None)
-    more = getattr(generation, "eos_token_id", None)
-    ids = {run.tokenizer.eos_token_id, *([more] if isinstance(more, int) else more or [])}
-    return tuple(sorted(ids))
+    """Tokens that end a response."""
+    return end_tokens(run.tokenizer, getattr(run.roles.actor, "generation_config", None))
 
 
 def generate(run: Run, prompts: SampleBatch, sampling: SamplingParams, first_stream: int) -> SampleBatch:

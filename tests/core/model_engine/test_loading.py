@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from tests.core.model_engine.conftest import make_pair
 
 from verl.core.model_engine import loading
-from verl.core.model_engine.loading import load_config, load_policy, load_tokenizer, resolve_model_path
+from verl.core.model_engine.loading import end_tokens, load_config, load_policy, load_tokenizer, resolve_model_path
 from verl.errors import ConfigError
 
 
@@ -112,3 +112,13 @@ def test_a_config_put_over_the_checkpoint_s_has_to_fit_it(tmp_path, override, wo
     path = str(tmp_path)
     with pytest.raises(ConfigError, match=words):
         load_policy(path, load_config(path, override=override), torch.float32, override=override)
+
+
+def test_end_tokens_are_the_tokenizers_and_the_generation_configs():
+    class Told:
+        def __init__(self, eos):
+            self.eos_token_id = eos
+
+    assert end_tokens(Told(5), Told([7, 5])) == (5, 7)
+    assert end_tokens(Told(None), Told(3)) == (3,)
+    assert end_tokens(Told(2), None) == (2,)

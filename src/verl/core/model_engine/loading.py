@@ -296,3 +296,10 @@ def load_value_model(
         if model.score.bias is not None:
             nn.init.zeros_(model.score.bias)
     return model
+
+
+def end_tokens(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
+    """The tokenizer's end token, and those of the model's generation config (a chat model's end of turn)."""
+    more = getattr(generation_config, "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *([more] if isinstance(more, int) else more or [])}
+    return tuple(sorted(i for i in ids if i is not None))

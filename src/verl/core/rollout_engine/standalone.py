@@ -8,7 +8,7 @@ import torch
 
 from verl.config.schema import RolloutConfig
 from verl.config.schema.tools import GenerationModelConfig, GenerationRolloutConfig
-from verl.core.model_engine.loading import load_config, load_policy
+from verl.core.model_engine.loading import end_tokens, load_config, load_policy
 from verl.core.rollout_engine.api import RolloutEngine, SamplingParams
 from verl.core.rollout_engine.factory import DTYPES, make_rollout_engine
 
@@ -47,9 +47,7 @@ def build_engine(
     )
     engine.wake()
     engine.load_weights(weights.items(), version=0)
-    more = getattr(policy.generation_config, "eos_token_id", None)
-    stops = {tokenizer.eos_token_id, *([more] if isinstance(more, int) else more or [])}
-    return engine, tuple(sorted(stops)), notice
+    return engine, end_tokens(tokenizer, policy.generation_config), notice
 
 
 def engine_config(rollout: GenerationRolloutConfig) -> RolloutConfig:

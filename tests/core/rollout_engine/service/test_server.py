@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from verl.config.schema import ServeConfig, ServeRolloutConfig
-from verl.core.rollout_engine.service.server import bind, end_tokens, longest_sequence
+from verl.core.rollout_engine.service.server import bind, longest_sequence
 from verl.errors import ConfigError
 
 
@@ -87,16 +87,6 @@ def test_the_longest_sequence(asked, positions, longest):
     assert longest_sequence(config, Config()) == longest
     with pytest.raises(ConfigError, match=f"max_model_len={positions + 1}: the model attends to at most {positions}"):
         longest_sequence(ServeConfig(rollout=ServeRolloutConfig(max_model_len=positions + 1)), Config())
-
-
-def test_end_tokens_are_the_tokenizers_and_the_generation_configs():
-    class Told:
-        def __init__(self, eos):
-            self.eos_token_id = eos
-
-    assert end_tokens(Told(5), Told([7, 5])) == (5, 7)
-    assert end_tokens(Told(None), Told(3)) == (3,)
-    assert end_tokens(Told(2), None) == (2,)
 
 
 def test_a_server_generates_in_the_dtype_that_is_asked_for(byte_model):

@@ -16,7 +16,7 @@ import transformers
 from verl.config.compose import print_notice
 from verl.config.schema import RolloutConfig, ServeConfig
 from verl.core.controller.roles import choose_device
-from verl.core.model_engine.loading import load_config, load_policy, load_tokenizer, resolve_model_path
+from verl.core.model_engine.loading import end_tokens, load_config, load_policy, load_tokenizer, resolve_model_path
 from verl.core.rollout_engine.api import RolloutEngine
 from verl.core.rollout_engine.factory import DTYPES, check_engine, make_rollout_engine
 from verl.errors import ConfigError
@@ -196,10 +196,3 @@ def _generation_config(path: str) -> Any:
         return GenerationConfig.from_pretrained(path)
     except OSError:
         return None
-
-
-def end_tokens(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
-    """The tokenizer's end token, and those of the model's generation config (a chat model's end of turn)."""
-    more = getattr(generation_config, "eos_token_id", None)
-    ids = {tokenizer.eos_token_id, *([more] if isinstance(more, int) else more or [])}
-    return tuple(sorted(i for i in ids if i is not None))
