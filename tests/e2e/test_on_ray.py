@@ -138,15 +138,6 @@ ASYNC = {
 }
 
 
-def test_a_stream_over_devices_of_their_own_gives_what_one_process_does(words, tmp_path):
-    assert train(words("one", trainer__total_training_steps=3)) == 0
-    assert (
-        train(words("apart", **{**ASYNC, "trainer__total_training_steps": 3}, async_training__staleness_threshold=0))
-        == 0
-    )
-    assert_alike(tmp_path / "one", tmp_path / "apart")
-
-
 def test_a_worker_killed_while_it_generates_is_one_restart_and_nothing_is_lost(words, tmp_path, capsys):
     run = tmp_path / "killed"
     kill_a_worker_after(run, 2)
