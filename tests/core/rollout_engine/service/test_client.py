@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -22,6 +20,7 @@ from verl.core.rollout_engine.service.client import ServerRolloutEngine
 from verl.errors import CheckpointError, ConfigError, UserError, WorkerDied
 
 from .conftest import BEARER, TOKEN, serving
+from .processes import start
 
 
 @pytest.fixture(autouse=True)
@@ -206,11 +205,6 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def start(model, port: int) -> subprocess.Popen:
-    command = [sys.executable, "-m", "verl.cli", "serve", f"model={model}", f"port={port}", "rollout.max_num_seqs=16"]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
-
-
 def wait_until(condition, seconds=60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -229,7 +223,7 @@ def answers(url: str) -> bool:
 def test_a_killed_server_costs_nothing_and_is_used_again_when_it_is_back(byte_model, weights, direct):
     ports = [free_port(), free_port()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    processes = [start(byte_model, port) for port in ports]
+    processes = [start(byte_model, port, TOKEN) for port in ports]
     notes: list[str] = []
     try:
         wait_until(lambda: all(map(answers, urls)))
@@ -239,22 +233,25 @@ def test_a_killed_server_costs_nothing_and_is_used_again_when_it_is_back(byte_mo
         for item in engine.stream(asked(16, n=3, tokens=150)):
             came.append(item)
             if len(came) == 1:
-                processes[0].send_signal(signal.SIGKILL)  # with requests inside
+                os.kill(processes[0].pid, signal.SIGKILL)  # with requests inside
         assert sorted((number, sample) for number, sample, _ in came) == [(i, j) for i in range(16) for j in range(3)]
         expected = direct.generate(asked(16, n=3, tokens=150))
         assert all(c.token_ids == expected[i][j].token_ids for i, j, c in came)
         assert any(f"{urls[0]} is lost" in note for note in notes)
-        processes[0].wait()
-        processes[0] = start(byte_model, ports[0])
+        processes[0].join()
+        processes[0] = start(byte_model, ports[0], TOKEN)
         wait_until(lambda: len(engine._fleet.ready) == 2)
-        processes[1].send_signal(signal.SIGSTOP)  # it hangs; the one that is back has the right weights and does it all
-        engine._fleet.http.timeout = httpx.Timeout(5.0, read=1.5)
+        os.kill(
+            processes[1].pid, signal.SIGSTOP
+        )  # it hangs; the one that is back has the right weights and does it all
+        for http in [engine._fleet.http, *engine._fleet.remotes[1].lanes]:
+            http.timeout = httpx.Timeout(5.0, read=1.5)
         assert ids(engine.generate(asked(6))) == ids(direct.generate(asked(6)))
         engine.close()
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.join()
 
 
 def test_without_any_server_the_run_ends_with_their_names(byte_model, weights):

@@ -63,13 +63,14 @@ class ServerRolloutEngine:
 
     async def _open(self, notify: Callable[[str], None]) -> Fleet:
         settings = self.config.server
-        http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {token_of(settings)}"},
-            timeout=httpx.Timeout(5.0, read=settings.silence_seconds, write=settings.silence_seconds, pool=None),
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_SECONDS),
-            trust_env=False,
-        )
-        fleet = Fleet(settings.urls, http, settings.wait_seconds, notify)
+        options = {
+            "headers": {"Authorization": f"Bearer {token_of(settings)}"},
+            "timeout": httpx.Timeout(5.0, read=settings.silence_seconds, write=settings.silence_seconds, pool=None),
+            "limits": httpx.Limits(max_connections=None, keepalive_expiry=KEEP_SECONDS),
+            "verify": httpx.create_ssl_context(),  # made once for all clients: it reads the system's certificates
+            "trust_env": False,
+        }
+        fleet = Fleet(settings.urls, lambda: httpx.AsyncClient(**options), settings.wait_seconds, notify)
         await asyncio.gather(*(fleet.look(remote) for remote in fleet.remotes))
         return fleet
 
@@ -197,7 +198,7 @@ class ServerRolloutEngine:
         if not self._thread.is_alive():
             return
         self._watching.cancel()
-        self._call(self._fleet.http.aclose())
+        self._call(self._fleet.close())
         if self._fleet.kept is not None:
             self._fleet.kept.drop()
         self._loop.call_soon_threadsafe(self._loop.stop)

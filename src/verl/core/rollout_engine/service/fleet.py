@@ -28,7 +28,10 @@ SLICE_BYTES = 1 << 19
 
 @dataclass(eq=False)
 class Remote:
-    """One server. label: of the weights that it holds; busy: samples that it has been asked for; error: why it is lost."""
+    """One server. label: of the weights that it holds; busy: samples that it has been asked for; error: why it is lost.
+
+    lanes: HTTP clients that are not in use, each with a connection of its own.
+    """
 
     url: str
     alive: bool = False
@@ -38,6 +41,7 @@ class Remote:
     misses: int = 0
     error: str = "it has not answered yet"
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lanes: list[httpx.AsyncClient] = field(default_factory=list)
 
     def has_room(self, samples: int) -> bool:
         return self.busy == 0 or self.busy + samples <= AHEAD * self.slots
@@ -47,14 +51,21 @@ class Fleet:
     """All servers of a run.
 
     Args:
-        http: with the token in its headers.
+        make_http: a client with the token in its headers.
         wait_seconds: for a server when there is none.
         notify: takes lines for the user.
     """
 
-    def __init__(self, urls: list[str], http: httpx.AsyncClient, wait_seconds: float, notify: Callable[[str], None]):
+    def __init__(
+        self,
+        urls: list[str],
+        make_http: Callable[[], httpx.AsyncClient],
+        wait_seconds: float,
+        notify: Callable[[str], None],
+    ):
         self.remotes = [Remote(url) for url in urls]
-        self.http, self._wait_seconds, self._notify = http, wait_seconds, notify
+        self._make_http, self._wait_seconds, self._notify = make_http, wait_seconds, notify
+        self.http = make_http()
         self.kept: KeptWeights | None = None
         self._changed = asyncio.Condition()
 
@@ -85,6 +96,20 @@ class Fleet:
                     return chosen
                 await self._wait_for_change(stopped)
         return None
+
+    @contextlib.asynccontextmanager
+    async def lane(self, remote: Remote) -> AsyncIterator[httpx.AsyncClient]:
+        """A client for one request at a time: a pool of httpx's looks at all of its connections for each request."""
+        http = remote.lanes.pop() if remote.lanes else self._make_http()
+        try:
+            yield http
+        finally:
+            remote.lanes.append(http)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for http in [self.http, *(lane for remote in self.remotes for lane in remote.lanes)]:
+            await http.aclose()
 
     async def wake(self) -> None:
         """Let those that wait look again whether they are stopped."""

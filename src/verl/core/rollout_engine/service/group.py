@@ -100,7 +100,10 @@ class Group:
         label = remote.label
         body = generate_body(self.request, self._name, label)
         try:
-            async with self._fleet.http.stream("POST", f"{remote.url}/generate", json=body) as answer:
+            async with (
+                self._fleet.lane(remote) as http,
+                http.stream("POST", f"{remote.url}/generate", json=body) as answer,
+            ):
                 if answer.status_code != 200:
                     await answer.aread()
                     _raise_status(answer.status_code, message_of(answer))
