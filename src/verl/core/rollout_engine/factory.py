@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -77,19 +77,10 @@ def make_rollout_engine(
     if name == "native":
         reason = supported(hf_config, max_model_len)
         if reason is None:
-            from verl.core.rollout_engine.engine import NativeEngine
-
             if trainer_weights is None and device.type == "cpu":
                 dtype = dtype or trainer_dtype
             where = {"device": device, "dtype": dtype, "config": config}
-            engine = NativeEngine(hf_config, **where, weights=trainer_weights, own_copy=own_copy)
-            engine.check_length(max_model_len)
-            if dtype not in (None, engine.dtype):
-                notice = (
-                    f"rollout.dtype={config.dtype}: this CPU has no fast bfloat16, so generation computes in float32, which "
-                    "is quicker on it."
-                )
-            return engine, notice
+            return _native(hf_config, max_model_len, weights=trainer_weights, own_copy=own_copy, **where)
         name = "hf"
         notice = (
             f"rollout.name=native does not do this model ({reason}): generating with transformers, which is slower."
@@ -102,17 +93,38 @@ def make_rollout_engine(
         model = model_around(hf_config, trainer_weights, device, dtype or trainer_dtype)
         return HFEngine(model, config=config, pad_token_id=pad_token_id or 0), notice
     if name == "server":
-        from verl.core.rollout_engine.service.check import check_servers
-        from verl.core.rollout_engine.service.client import ServerRolloutEngine
-
-        servers = check_servers(config.server, max_model_len)
-        servers.check_model(hf_config)
-        return ServerRolloutEngine(config, servers), "\n".join(servers.notices) or None
+        return _servers(config, hf_config, max_model_len)
     from verl.core.rollout_engine.vllm_engine import VLLMEngine
 
     default = torch.bfloat16 if device.type == "cuda" else trainer_dtype
     engine = VLLMEngine(model_path, device=device, dtype=dtype or default, config=config, max_model_len=max_model_len)
     return engine, None
+
+
+def _native(
+    hf_config: PretrainedConfig, max_model_len: int, *, config: RolloutConfig, dtype: torch.dtype | None, **options: Any
+) -> tuple[RolloutEngine, str | None]:
+    from verl.core.rollout_engine.engine import NativeEngine
+
+    engine = NativeEngine(hf_config, config=config, dtype=dtype, **options)
+    engine.check_length(max_model_len)
+    if dtype in (None, engine.dtype):
+        return engine, None
+    return engine, (
+        f"rollout.dtype={config.dtype}: this CPU has no fast bfloat16, so generation computes in float32, which is quicker "
+        "on it."
+    )
+
+
+def _servers(
+    config: RolloutConfig, hf_config: PretrainedConfig, max_model_len: int
+) -> tuple[RolloutEngine, str | None]:
+    from verl.core.rollout_engine.service.check import check_servers
+    from verl.core.rollout_engine.service.client import ServerRolloutEngine
+
+    servers = check_servers(config.server, max_model_len)
+    servers.check_model(hf_config)
+    return ServerRolloutEngine(config, servers), "\n".join(servers.notices) or None
 
 
 def model_around(
