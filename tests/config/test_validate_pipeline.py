@@ -10,6 +10,8 @@ ASYNC = "trainer.pipeline=fully_async"
 ROLLOUT = "actor_rollout_ref.rollout"
 MINI = ["data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=16"]
 
+GAE = ["algorithm.adv_estimator=gae", "async_training.require_batches=1"]
+
 
 def checked(*words):
     return validate(compose(list(words), notify=lambda text: None))
@@ -24,6 +26,8 @@ def checked(*words):
         (["async_training.staleness_threshold=inf"], ["staleness_threshold=inf", "finite"]),
         ([*MINI, "async_training.require_batches=3"], ["require_batches=3 x ppo_mini_batch_size=16 is 48", "64"]),
         ([*MINI, "async_training.require_batches=2", "actor_rollout_ref.actor.ppo_epochs=2"], ["ppo_epochs=2"]),
+        ([*MINI, *GAE, "critic.ppo_mini_batch_size=32"], ["16 prompts at a time", "critic.ppo_mini_batch_size=32"]),
+        ([*MINI, *GAE, "critic.ppo_epochs=2"], ["critic.ppo_epochs=2"]),
     ],
 )
 def test_problems(words, parts):
@@ -41,6 +45,7 @@ def test_problems(words, parts):
         [ASYNC, f"{ROLLOUT}.name=vllm"],
         [ASYNC, "trainer.n_gpus_per_node=2", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=2"],
         [ASYNC, "algorithm.adv_estimator=gae"],
+        [ASYNC, *MINI, *GAE],
     ],
 )
 def test_what_is_fine_needs_no_notice(words):

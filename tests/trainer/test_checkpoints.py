@@ -67,7 +67,11 @@ def test_everything_comes_back(tmp_path):
     assert "2 steps are done" in run.tracker.notices[-1]
 
 
-AHEAD = {"queue": {"books": {"groups": [{"size": 5}]}}, "prompts": [["train-3-0-1", 1, 4]], "begun": []}
+AHEAD = {
+    "queue": {"books": {"groups": [{"uid": "train-3-0-1", "size": 5}, {"uid": "train-3-0-2", "size": 5}]}},
+    "prompts": [["train-3-0-1", 1, 4]],
+    "begun": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ AHEAD = {"queue": {"books": {"groups": [{"size": 5}]}}, "prompts": [["train-3-0-
     [
         ("fully_async", 8, AHEAD, None),
         ("fully_async actor_rollout_ref.rollout.n=4", 8, None, "another number of samples a prompt"),
-        ("sync", 8, None, "1 prompts had been drawn ahead by an asynchronous pipeline"),
+        ("sync", 8, None, "2 prompts had been drawn ahead by an asynchronous pipeline and are left out"),
         ("one_step_off", 9, None, "belongs to other training data"),
     ],
 )

@@ -74,3 +74,11 @@ def test_throughput_counts_real_tokens(batch):
     assert values["perf/gen_throughput"] == 9 / 0.5 / 2
     assert values["timing_per_token_ms/gen"] == pytest.approx(1000 * 0.5 / 9)
     assert 0 < values["perf/cpu_memory_used_gb"] < 1000
+
+
+def test_a_step_whose_samples_were_there_before_it_has_no_speed_of_generation(batch):
+    log = StepLog()
+    log.add({"timing/step": 2.0, "timing/gen": 0.0})
+    values = performance_metrics(batch, log, devices=1)
+    assert values["perf/throughput"] == 15 / 2.0
+    assert not {"perf/gen_throughput", "timing_per_token_ms/gen"} & values.keys()

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from verl.config.derived import num_devices, rollout_devices
+from verl.config.derived import needs_critic, num_devices, rollout_devices
 from verl.config.schema import AsyncTrainingConfig, PPOConfig
 
 if TYPE_CHECKING:
@@ -77,3 +77,20 @@ def _check_knobs(config: PPOConfig, found: Findings) -> None:
             f"async_training.require_batches={knobs.require_batches} trains on parts of a step as they come, and "
             f"ppo_epochs={config.actor_rollout_ref.actor.ppo_epochs} goes over a whole step again. Leave one of them out.",
         )
+        if needs_critic(config):
+            _check_critic_of_parts(config, prompts, found)
+
+
+def _check_critic_of_parts(config: PPOConfig, prompts: int, found: Findings) -> None:
+    """The critic trains on the same parts of a step as the actor. prompts: of a part."""
+    critic, asked = config.critic, f"async_training.require_batches={config.async_training.require_batches}"
+    found.problem(
+        prompts % critic.ppo_mini_batch_size != 0,
+        f"{asked} trains on {prompts} prompts at a time, which critic.ppo_mini_batch_size={critic.ppo_mini_batch_size} does not "
+        "divide. Lower it, or raise require_batches.",
+    )
+    found.problem(
+        critic.ppo_epochs > 1,
+        f"{asked} trains on parts of a step as they come, and critic.ppo_epochs={critic.ppo_epochs} goes over a whole step "
+        "again. Leave one of them out.",
+    )

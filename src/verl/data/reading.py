@@ -67,8 +67,10 @@ def _nearest(path: Path) -> str:
     files = sorted(p.name for p in path.parent.iterdir() if p.suffix in FORMATS)
     if not files:
         return f"There is no parquet or jsonl file in {path.parent.absolute()}."
-    near = difflib.get_close_matches(path.name, files, n=1, cutoff=0.4) or files[:1]
-    return f"The nearest file there is {path.parent / near[0]}."
+    stems = {Path(name).stem: name for name in files}  # names alike in their ending alone are not
+    if near := difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.4):
+        return f"The nearest file there is {path.parent / stems[near[0]]}."
+    return f"Its folder holds {', '.join(files[:10])}."
 
 
 def read_rows(path: Path, columns: list[str], required: Mapping[str, str] | None = None) -> list[Row]:
@@ -116,7 +118,7 @@ def count_rows(path: Path) -> int:
         try:
             return pq.read_metadata(path).num_rows
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} cannot be read as parquet: {error}. Write it again.") from error
+            raise DataError(f"{path} cannot be read as parquet: {str(error).rstrip('.')}. Write it again.") from error
     with path.open("rb") as lines:
         first = next((line for line in lines if line.strip()), b"")
         if not first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
@@ -128,7 +130,7 @@ def _parquet_columns(path: Path) -> list[str]:
     try:
         return pq.read_schema(path).names
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as parquet: {error}. Write it again.") from error
+        raise DataError(f"{path} cannot be read as parquet: {str(error).rstrip('.')}. Write it again.") from error
 
 
 def _read_parquet(path: Path, columns: list[str]) -> list[Row]:
@@ -137,7 +139,7 @@ def _read_parquet(path: Path, columns: list[str]) -> list[Row]:
         present = [name for name in columns if name in file.schema_arrow.names]
         records = file.read(columns=present).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as parquet: {error}. Write it again.") from error
+        raise DataError(f"{path} cannot be read as parquet: {str(error).rstrip('.')}. Write it again.") from error
     return [Row(f"{path}, row {number}", fields) for number, fields in enumerate(records)]
 
 

@@ -30,7 +30,7 @@ def read_table(file: Any, key: str) -> tuple[Path, pa.Table]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as parquet: {error}. Write it again.") from error
+        raise DataError(f"{path} cannot be read as parquet: {str(error).rstrip('.')}. Write it again.") from error
     if table.num_rows == 0:
         raise DataError(f"{path} has no rows.")
     return path, table

@@ -106,10 +106,12 @@ def _resume_ahead(run: Run, ahead: dict[str, Any], sampler: dict[str, Any]) -> N
             "what had been generated ahead is left out, since it has another number of samples a prompt."
         )
     elif run.config.trainer.pipeline == "sync":
-        run.tracker.notice(
-            f"{len(ahead['prompts'])} prompts had been drawn ahead by an asynchronous pipeline; trainer.pipeline=sync goes on "
-            "behind them."
-        )
+        drawn = {g["uid"] for g in ahead["queue"]["books"]["groups"]} | {prompt[0] for prompt in ahead["prompts"]}
+        if drawn:
+            run.tracker.notice(
+                f"{len(drawn)} prompts had been drawn ahead by an asynchronous pipeline and are left out: trainer.pipeline=sync "
+                "goes on with those behind them. Resume with that pipeline to train on them."
+            )
     else:
         run.left_ahead = ahead
 

@@ -68,15 +68,16 @@ def performance_metrics(batch: SampleBatch, log: StepLog, devices: int) -> dict[
     """Throughput counts real tokens, prompt and response, never padding."""
     tokens = int(batch.token_counts.sum())
     responses = int(batch["response_ids"].lengths.sum())
-    seconds = log.seconds("step")
+    seconds, generating = log.seconds("step"), log.seconds("gen")
     out = {
         "perf/total_num_tokens": tokens,
         "perf/time_per_step": seconds,
         "perf/throughput": tokens / seconds / devices,
-        "perf/gen_throughput": responses / max(log.seconds("gen"), 1e-9) / devices,
-        "timing_per_token_ms/gen": 1000 * log.seconds("gen") / max(responses, 1),
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
+    if generating > 0:  # not in a step whose samples were all there before it
+        out["perf/gen_throughput"] = responses / generating / devices
+        out["timing_per_token_ms/gen"] = 1000 * generating / max(responses, 1)
     if torch.cuda.is_initialized():
         peaks = [v for k, v in log.metrics.items() if k.startswith(PEAK)]
         out["perf/max_memory_allocated_gb"] = max(peaks, default=0.0)

@@ -76,6 +76,13 @@ def test_a_judges_engine_is_checked(byte_model):
         check_reward_model(config)
 
 
+def test_a_judge_whose_model_attends_to_less_is_named_with_its_own_keys(byte_model):
+    config = options(byte_model)
+    config.rollout.prompt_length = 10**6
+    with pytest.raises(ConfigError, match=r"reward_model\.rollout\.prompt_length=1000000 .*reward_model\.model\.path"):
+        build_reward_model(config, check_reward_model(config), CPU)
+
+
 def test_a_checkpoint_without_its_head_is_refused(tmp_path):
     folder = save_classifier(tmp_path)
     weights = load_file(folder / "model.safetensors")

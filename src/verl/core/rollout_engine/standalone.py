@@ -11,6 +11,7 @@ from verl.config.schema.tools import GenerationModelConfig, GenerationRolloutCon
 from verl.core.model_engine.loading import end_tokens, load_config, load_policy
 from verl.core.rollout_engine.api import RolloutEngine, SamplingParams
 from verl.core.rollout_engine.factory import DTYPES, make_rollout_engine
+from verl.errors import ConfigError
 
 
 def build_engine(
@@ -32,6 +33,7 @@ def build_engine(
     code = model.trust_remote_code
     dtype = DTYPES[rollout.dtype] if rollout.dtype else (torch.bfloat16 if device.type == "cuda" else torch.float32)
     hf_config = load_config(model_path, trust_remote_code=code, key=key)
+    _check_length(rollout, hf_config, key)
     policy = load_policy(model_path, hf_config, dtype, trust_remote_code=code, key=key).requires_grad_(False)
     weights = dict(policy.named_parameters())
     engine, notice = make_rollout_engine(
@@ -48,6 +50,16 @@ def build_engine(
     engine.wake()
     engine.load_weights(weights.items(), version=0)
     return engine, end_tokens(tokenizer, policy.generation_config), notice
+
+
+def _check_length(rollout: GenerationRolloutConfig, hf_config: Any, key: str) -> None:
+    most = getattr(hf_config.get_text_config(), "max_position_embeddings", None)
+    if rollout.name == "native" and most is not None and rollout.prompt_length + rollout.response_length > most:
+        where = key.removesuffix("model.path") + "rollout"
+        raise ConfigError(
+            f"{where}.prompt_length={rollout.prompt_length} and {where}.response_length={rollout.response_length} are more than the "
+            f"{most} tokens that the model of {key} attends to. Lower one of them."
+        )
 
 
 def engine_config(rollout: GenerationRolloutConfig) -> RolloutConfig:

@@ -140,6 +140,9 @@ def test_weights_of_a_folder(byte_model, tmp_path):
         parts = tokens(own)
         part(own, other_weights(byte_model), update="u", part=0, last=True, version=9, label="y").raise_for_status()
         assert tokens(own) == parts
+        as_curl_sends_it = {**BEARER, "content-type": "application/x-www-form-urlencoded"}
+        answer = own.http.post("/update_weights", content=json.dumps(body), headers=as_curl_sends_it)
+        assert answer.json()["version"] == 8
         missing = own.control("/update_weights", json={**body, "path": str(tmp_path / "none")})
         assert missing.status_code == 400
         assert tokens(own) == parts

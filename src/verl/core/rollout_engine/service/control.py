@@ -39,8 +39,8 @@ def _guarded(path: str, handler: Handler) -> Route:
 
 
 async def update_weights(request: HTTPRequest, service: Service) -> None:
-    """A part of the weights (application/octet-stream, safetensors), or JSON that names a folder."""
-    if request.headers.get("content-type", "").startswith("application/json"):
+    """A part of the weights (safetensors, named by the query), or JSON that names a folder."""
+    if not request.query_params:
         await service.intake.folder(await service.parse(request, FolderBody))
         return
     try:
