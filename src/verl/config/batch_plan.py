@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl.config.derived import needs_critic
+from verl.config.derived import critic_devices, needs_critic
 from verl.config.schema import ActorConfig, CriticConfig, OptimConfig, PPOConfig
 from verl.errors import ConfigError
 
@@ -93,7 +93,7 @@ class BatchPlan:
         notices += _packing_notices("actor_rollout_ref.actor", actor, longest)
         critic = None
         if needs_critic(config) if with_critic is None else with_critic:
-            critic = _update_plan(config.critic, "critic", prompts, n, world_size)
+            critic = _update_plan(config.critic, "critic", prompts, n, critic_devices(config) or world_size)
             critic = _with_schedule(critic, config.critic.optim, total_steps)
             notices += _packing_notices("critic", critic, longest)
         unused = num_prompts - steps_per_epoch * prompts

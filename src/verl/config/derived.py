@@ -53,9 +53,20 @@ def rollout_devices(config: PPOConfig) -> int:
     return rollout.nnodes * rollout.n_gpus_per_node
 
 
+def critic_devices(config: PPOConfig) -> int:
+    """Devices that hold the critic and nothing else; 0 where it shares the trainer's."""
+    return config.critic.nnodes * config.critic.n_gpus_per_node
+
+
+def reference_devices(config: PPOConfig) -> int:
+    """Devices that hold the reference and nothing else; 0 where it shares the trainer's."""
+    ref = config.actor_rollout_ref.ref
+    return ref.nnodes * ref.n_gpus_per_node
+
+
 def all_devices(config: PPOConfig) -> int:
-    """Devices of the whole run, training and generation."""
-    return num_devices(config.trainer) + rollout_devices(config)
+    """Devices of the pools of the whole run; the reward model's, where it has one, is not counted."""
+    return num_devices(config.trainer) + rollout_devices(config) + critic_devices(config) + reference_devices(config)
 
 
 def name_list(value: Any) -> list[str]:

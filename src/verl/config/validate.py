@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from verl.config.compose import join_problems
-from verl.config.derived import clip_range, kl_in_reward_coef, name_list, needs_critic, num_devices
+from verl.config.derived import clip_range, kl_in_reward_coef, name_list, needs_critic
 from verl.config.schema import CheckpointConfig, OptimConfig, PPOConfig, RolloutConfig, SFTConfig
 from verl.config.suggest import did_you_mean, nearest_words
 from verl.config.validate_pipeline import check_pipeline
+from verl.config.validate_pools import check_pools
 from verl.config.validate_rewards import check_reward_model
 from verl.config.validate_servers import check_rollout_servers
 from verl.errors import ConfigError
@@ -54,7 +55,7 @@ def validate(config: PPOConfig) -> list[str]:
         _check_filters,
         _check_policy_loss,
         _check_sampling,
-        _check_sharding,
+        check_pools,
         _check_packing,
         _check_engines,
         check_rollout_servers,
@@ -234,26 +235,6 @@ def _check_sampling(config: PPOConfig, found: Findings) -> None:
         f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor} does not divide the {per_node} devices of a "
         f"machine ({section}.nnodes={nodes} x {section}.n_gpus_per_node={per_node}).",
     )
-
-
-def _check_sharding(config: PPOConfig, found: Findings) -> None:
-    devices, root = num_devices(config.trainer), config.actor_rollout_ref
-    sections = {"actor_rollout_ref.actor": root.actor.fsdp_config, "actor_rollout_ref.ref": root.ref.fsdp_config}
-    if needs_critic(config):
-        sections["critic"] = config.critic.fsdp_config
-    for section, fsdp in sections.items():
-        size = fsdp.fsdp_size
-        found.problem(
-            size != -1 and (size < 1 or devices % size != 0),
-            f"{section}.fsdp_config.fsdp_size={size} does not divide the {devices} training devices (trainer.nnodes="
-            f"{config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}); -1 shards over all.",
-        )
-        size = fsdp.ulysses_sequence_parallel_size
-        found.problem(
-            devices % size != 0,
-            f"{section}.fsdp_config.ulysses_sequence_parallel_size={size} does not divide the {devices} training devices "
-            f"(trainer.nnodes={config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}).",
-        )
 
 
 def _check_packing(config: PPOConfig, found: Findings) -> None:

@@ -104,6 +104,9 @@ class RefConfig:
         ),
         "sharding, precision, offload",
     )
+    nnodes: int = opt(0, "machines for the reference alone; 0: it shares the trainer's devices", min=0)
+    n_gpus_per_node: int = opt("${trainer.n_gpus_per_node}", "with ref.nnodes: devices on each of them", min=1)  # type: ignore[assignment]
+    gpu_share: float = opt(1.0, "with ref.nnodes: share of each GPU that its worker claims", above=0, max=1)
 
 
 @dataclass
@@ -138,4 +141,7 @@ class CriticConfig:
     model: CriticModelConfig = opt(CriticModelConfig, "value model")
     optim: OptimConfig = opt(lambda: OptimConfig(lr=1e-5), "optimizer")
     fsdp_config: FSDPConfig = opt(FSDPConfig, "sharding, precision, offload")
+    nnodes: int = opt(0, "machines for the critic alone; 0: it shares the trainer's devices", min=0)
+    n_gpus_per_node: int = opt("${trainer.n_gpus_per_node}", "with critic.nnodes: devices on each of them", min=1)  # type: ignore[assignment]
+    gpu_share: float = opt(1.0, "with critic.nnodes: share of each GPU that its worker claims", above=0, max=1)
     checkpoint: CheckpointConfig = opt(CheckpointConfig, "checkpoint contents")

@@ -45,6 +45,9 @@ class RewardModelConfig:
         choices=("replace", "add"),
     )
     weight: float = opt(1.0, "the model's score is multiplied by this")
+    gpu_share: float = opt(
+        1.0, "on Ray: share of a GPU that its worker claims; below 1 it may run beside another one", above=0, max=1
+    )
     model: ScoringModelConfig = opt(ScoringModelConfig, "the model that scores")
     dtype: str | None = opt(
         None,

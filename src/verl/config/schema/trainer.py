@@ -28,6 +28,12 @@ class TrainerConfig:
     )
     nnodes: int = opt(1, "machines", min=1)
     n_gpus_per_node: int = opt(1, "devices a machine; without a GPU a device is a CPU process", min=1)
+    gpu_share: float = opt(
+        1.0,
+        "on Ray: share of each GPU that a worker claims; what is left is for the reward model or a pool of one device",
+        above=0,
+        max=1,
+    )
     max_restarts: int = opt(
         0,
         "on more than one device: how often a run whose worker died goes on from its last checkpoint by itself",

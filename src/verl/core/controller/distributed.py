@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from verl.core.checkpoint_engine.sync import SyncReport, check
 from verl.core.controller.cluster import Cluster, share_plugins
 from verl.core.controller.proxies import GroupModelEngine, GroupRolloutEngine
 from verl.core.controller.ray_group import RayGroup, collect
-from verl.core.controller.resources import ResourcePool, plan_pools, reward_pool
+from verl.core.controller.resources import ResourcePool, Role, plan_pools, reward_pool
 from verl.core.controller.resources import check as check_room
 from verl.core.controller.roles import Roles, sequence_ranks
 from verl.core.controller.worker import Facts, Job
@@ -93,12 +94,12 @@ def build_on_ray(
         span = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         timeout = config.actor_rollout_ref.nccl_timeout
         for pool, reserved in zip(pools, cluster.reserve(pools)):
-            feeds = config.trainer.pipeline != "sync" and not any(role.trains for role in pool.roles)
+            feeds = config.trainer.pipeline != "sync" and pool.roles == (Role.Rollout,)
             groups.append(RayGroup(pool, reserved, span, timeout, beside=feeds))
         share_plugins()
         _check_paths(config, model_path, groups)
-        facts = _build(config, plan, model_path, with_critic, with_reference, pools, groups)
-        return _roles(config, cluster, pools, groups, facts, with_critic, with_reference)
+        facts = _build(config, plan, model_path, groups)
+        return _roles(config, cluster, groups, facts)
     except BaseException:
         for group in groups:
             group.close()
@@ -114,27 +115,17 @@ def _device_type(config: PPOConfig, cluster: Cluster) -> str:
     return "cuda" if config.trainer.device != "cpu" and cluster.has_gpus() else "cpu"
 
 
-def _build(
-    config: PPOConfig,
-    plan: BatchPlan,
-    model_path: str,
-    with_critic: bool,
-    with_reference: bool,
-    pools: list[ResourcePool],
-    groups: list[RayGroup],
-) -> list[list[Facts]]:
-    """Let all pools build at once, and open the way of the weights where there are two."""
+def _build(config: PPOConfig, plan: BatchPlan, model_path: str, groups: list[RayGroup]) -> list[list[Facts]]:
+    """Let all pools build at once, and open the way of the weights if generation has a pool of its own; facts by group."""
     path = str(Path(model_path).absolute()) if Path(model_path).is_dir() else model_path
     building = []
-    for pool, group in zip(pools, groups):
-        generates = any(role.generates for role in pool.roles)
-        trains = any(role.trains for role in pool.roles)
-        job = Job(config, plan, path, with_critic, with_reference, trains, generates)
-        building.append(group.submit("build", [(job,)] * group.size))
-    built = collect([call for calls in building for call in calls])
-    facts = [built[: groups[0].size], built[groups[0].size :]]
-    if len(groups) == 2:
-        trainer, generator = groups
+    for group in groups:
+        job = Job(config, plan, path, group.pool.engines, group.pool.generates)
+        building += group.submit("build", [(job,)] * group.size)
+    built = iter(collect(building))
+    facts = [list(itertools.islice(built, group.size)) for group in groups]
+    trainer, generator = groups[0], _generators(groups)
+    if generator is not trainer:
         meeting = (generator.size + 1, trainer.address, trainer.port, config.actor_rollout_ref.nccl_timeout)
         calls = trainer.submit("open_channel", [(0, *meeting)], [0])
         calls += generator.submit("open_channel", [(rank + 1, *meeting) for rank in range(generator.size)])
@@ -142,32 +133,35 @@ def _build(
     return facts
 
 
-def _roles(
-    config: PPOConfig,
-    cluster: Cluster,
-    pools: list[ResourcePool],
-    groups: list[RayGroup],
-    facts: list[list[Facts]],
-    with_critic: bool,
-    with_reference: bool,
-) -> RayRoles:
-    trainers, generators = groups[0], groups[1] if len(groups) == 2 else None
-    of_generators = facts[1] if generators is not None else facts[0]
+def _group_with(groups: list[RayGroup], engine: str) -> RayGroup | None:
+    return next((group for group in groups if engine in group.pool.engines), None)
+
+
+def _generators(groups: list[RayGroup]) -> RayGroup:
+    return next(group for group in groups if group.pool.generates)
+
+
+def _roles(config: PPOConfig, cluster: Cluster, groups: list[RayGroup], facts: list[list[Facts]]) -> RayRoles:
+    trainers, generators = groups[0], _generators(groups)
+    shared = generators is trainers
+    of_generators = facts[groups.index(generators)]
     first = next(f for f in of_generators if f.generates)
     ranks = [rank for rank, f in enumerate(of_generators) if f.generates]
-    rollout = GroupRolloutEngine(generators or trainers, ranks, first.rollout_dtype, shared=generators is None)
     ranks_of = sequence_ranks(config)
+    others = {name: group for name in ("ref", "critic") if (group := _group_with(groups, name)) is not None}
+    engines = {name: GroupModelEngine(group, name, ranks_of[name]) for name, group in others.items()}
     return RayRoles(
         actor=GroupModelEngine(trainers, "actor", ranks_of["actor"], facts[0][0].generation_config),
-        rollout=rollout,
-        ref=GroupModelEngine(trainers, "ref", ranks_of["ref"]) if with_reference else None,
-        critic=GroupModelEngine(trainers, "critic", ranks_of["critic"]) if with_critic else None,
+        rollout=GroupRolloutEngine(generators, ranks, first.rollout_dtype, shared=shared),
+        ref=engines.get("ref"),
+        critic=engines.get("critic"),
+        critic_apart=others.get("critic", trainers) is not trainers,
         same_numerics=first.same_numerics,
-        notices=_notices(pools, cluster, first.notice),
+        notices=_notices([group.pool for group in groups], cluster, first.notice),
         verify=config.actor_rollout_ref.rollout.checkpoint_engine.verify,
         cluster=cluster,
         trainers=trainers,
-        generators=generators,
+        generators=None if shared else generators,
         rollout_dtype=first.rollout_dtype,
         groups=groups,
     )

@@ -6,6 +6,7 @@ import enum
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from verl.config.derived import all_devices
 from verl.config.schema import PPOConfig
@@ -14,6 +15,7 @@ from verl.errors import ConfigError
 # Of a CPU process that stands for a device. Two may share a core: they wait for each other most of the time anyway.
 CPUS_OF_CPU_WORKER = 0.5
 CPUS_OF_GPU_WORKER = 1.0
+_ROUNDING = 1e-6
 
 
 class Role(enum.Enum):
@@ -24,12 +26,21 @@ class Role(enum.Enum):
     ActorRef = "actor, ref"
     Actor = "actor"
     Rollout = "rollout"
+    Ref = "ref"
     Critic = "critic"
     RewardModel = "reward model"
 
     @property
-    def trains(self) -> bool:
-        return self not in (Role.Rollout, Role.RewardModel)
+    def engines(self) -> tuple[str, ...]:
+        """Names of its model engines in a worker, by which a `GroupModelEngine` calls them."""
+        return {
+            Role.ActorRolloutRef: ("actor", "ref"),
+            Role.ActorRollout: ("actor",),
+            Role.ActorRef: ("actor", "ref"),
+            Role.Actor: ("actor",),
+            Role.Ref: ("ref",),
+            Role.Critic: ("critic",),
+        }.get(self, ())
 
     @property
     def generates(self) -> bool:
@@ -41,7 +52,8 @@ class ResourcePool:
     """Devices, and the roles that share them.
 
     One worker process on each device holds all of the pool's roles. keys: the config keys that set its size. per_worker:
-    what a worker takes of Ray's resources.
+    what a worker takes of Ray's resources. Below one GPU it may run beside a worker of another pool; a pool of several
+    devices takes more than half of each, so that two of its ranks are never on one GPU, which NCCL refuses.
     """
 
     name: str
@@ -56,6 +68,15 @@ class ResourcePool:
         return self.nodes * self.per_node
 
     @property
+    def engines(self) -> tuple[str, ...]:
+        """Names of all model engines in each worker."""
+        return tuple(name for role in self.roles for name in role.engines)
+
+    @property
+    def generates(self) -> bool:
+        return any(role.generates for role in self.roles)
+
+    @property
     def words(self) -> str:
         return ", ".join(dict.fromkeys(role.value for role in self.roles))
 
@@ -65,36 +86,62 @@ def is_distributed(config: PPOConfig) -> bool:
     return all_devices(config) > 1
 
 
+def check_roles_asked(config: PPOConfig, with_critic: bool, with_reference: bool) -> None:
+    """Raise ConfigError if devices are set apart for a role that the algorithm does not need."""
+    critic, ref = config.critic, config.actor_rollout_ref.ref
+    if critic.nnodes and not with_critic:
+        raise ConfigError(
+            f"critic.nnodes={critic.nnodes} sets devices apart for a critic, which algorithm.adv_estimator="
+            f"{config.algorithm.adv_estimator} does not need. Leave critic.nnodes out, or take an estimator with a critic (gae)."
+        )
+    if ref.nnodes and not with_reference:
+        raise ConfigError(
+            f"actor_rollout_ref.ref.nnodes={ref.nnodes} sets devices apart for a reference, and nothing in this run needs one. "
+            "Leave ref.nnodes out, or ask for a KL term (actor_rollout_ref.actor.use_kl_loss=True)."
+        )
+
+
 def plan_pools(config: PPOConfig, with_critic: bool, with_reference: bool, device_type: str) -> list[ResourcePool]:
     """The pools of a run, the trainer's first. device_type: cuda or cpu."""
-    per_worker = {"GPU": 1.0, "CPU": CPUS_OF_GPU_WORKER} if device_type == "cuda" else {"CPU": CPUS_OF_CPU_WORKER}
-    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    shared = rollout.nnodes == 0
+    root = config.actor_rollout_ref
+    trainer, rollout, ref, critic = config.trainer, root.rollout, root.ref, config.critic
     role = {
         (True, True): Role.ActorRolloutRef,
         (True, False): Role.ActorRollout,
         (False, True): Role.ActorRef,
         (False, False): Role.Actor,
-    }[shared, with_reference]
-    roles = (role, Role.Critic) if with_critic else (role,)
-    keys = f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
-    pools = [ResourcePool("trainer", trainer.nnodes, trainer.n_gpus_per_node, roles, keys, per_worker)]
-    if not shared:
-        section = "actor_rollout_ref.rollout"
-        keys = f"{section}.nnodes={rollout.nnodes} x {section}.n_gpus_per_node={rollout.n_gpus_per_node}"
-        pools.append(
-            ResourcePool("rollout", rollout.nnodes, rollout.n_gpus_per_node, (Role.Rollout,), keys, per_worker)
-        )
+    }[rollout.nnodes == 0, with_reference and ref.nnodes == 0]
+    roles = (role, Role.Critic) if with_critic and critic.nnodes == 0 else (role,)
+
+    def pool(name: str, section: str, part: Any, roles: tuple[Role, ...], share: float) -> ResourcePool:
+        keys = f"{section}.nnodes={part.nnodes} x {section}.n_gpus_per_node={part.n_gpus_per_node}"
+        keys += f" x {section}.gpu_share={share:g}" if share < 1 else ""
+        return ResourcePool(name, part.nnodes, part.n_gpus_per_node, roles, keys, _per_worker(device_type, share))
+
+    pools = [pool("trainer", "trainer", trainer, roles, trainer.gpu_share)]
+    if rollout.nnodes:
+        # Never on a part of a GPU: the weights come by NCCL, which refuses two ranks on one.
+        pools.append(pool("rollout", "actor_rollout_ref.rollout", rollout, (Role.Rollout,), 1.0))
+    if with_critic and critic.nnodes:
+        pools.append(pool("critic", "critic", critic, (Role.Critic,), critic.gpu_share))
+    if with_reference and ref.nnodes:
+        pools.append(pool("ref", "actor_rollout_ref.ref", ref, (Role.Ref,), ref.gpu_share))
     return pools
 
 
 def reward_pool(config: PPOConfig, device_type: str) -> list[ResourcePool]:
-    """The device of the reward model, which is beside the others'; [] where there is none."""
+    """The device of the reward model, or its part of one beside the others; [] where there is none."""
     if not config.reward_model.enable:
         return []
-    per_worker = {"GPU": 1.0, "CPU": CPUS_OF_GPU_WORKER} if device_type == "cuda" else {"CPU": CPUS_OF_CPU_WORKER}
-    keys = "reward_model.enable=True"
-    return [ResourcePool("reward model", 1, 1, (Role.RewardModel,), keys, per_worker)]
+    share = config.reward_model.gpu_share
+    keys = "reward_model.enable=True" + (f", reward_model.gpu_share={share:g}" if share < 1 else "")
+    return [ResourcePool("reward model", 1, 1, (Role.RewardModel,), keys, _per_worker(device_type, share))]
+
+
+def _per_worker(device_type: str, gpu_share: float) -> dict[str, float]:
+    if device_type == "cpu":
+        return {"CPU": CPUS_OF_CPU_WORKER}
+    return {"GPU": gpu_share, "CPU": CPUS_OF_GPU_WORKER}
 
 
 @dataclass(frozen=True)
@@ -106,18 +153,47 @@ class Node:
 
 
 def place(pools: Sequence[ResourcePool], nodes: Sequence[Node]) -> bool:
-    """Whether the nodes can hold the pools, each pool's `per_node` workers side by side on one node."""
-    left = [dict(node.free) for node in nodes]
-    for pool in sorted(pools, key=lambda p: -p.per_node):
+    """Whether the nodes can hold the pools, each pool's `per_node` workers side by side on one node.
+
+    A part of a GPU is a part of one: two halves that are left on two GPUs hold no worker that needs a whole one.
+    """
+    left = [_Room(node.free.get("CPU", 0.0), _gpus(node.free.get("GPU", 0.0))) for node in nodes]
+    for pool in sorted(pools, key=lambda p: (-p.per_node, -p.per_worker.get("GPU", 0.0))):
         for _ in range(pool.nodes):
-            need = {name: amount * pool.per_node for name, amount in pool.per_worker.items()}
-            fits = [free for free in left if all(free.get(k, 0.0) + 1e-9 >= v for k, v in need.items())]
+            fits = [(after, i) for i, room in enumerate(left) if (after := room.without(pool)) is not None]
             if not fits:
                 return False
-            chosen = min(fits, key=lambda free: [free.get(k, 0.0) for k in need])
-            for name, amount in need.items():
-                chosen[name] = chosen.get(name, 0.0) - amount
+            after, i = min(fits, key=lambda fit: (sum(fit[0].gpus), fit[0].cpus))
+            left[i] = after
     return True
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What a machine has left. gpus: the free part of each."""
+
+    cpus: float
+    gpus: tuple[float, ...]
+
+    def without(self, pool: ResourcePool) -> _Room | None:
+        """What is left when one node of the pool is here, each worker on the fullest GPU that has room; None: no room."""
+        cpus = self.cpus - pool.per_worker.get("CPU", 0.0) * pool.per_node
+        if cpus < -_ROUNDING:
+            return None
+        gpus, share = list(self.gpus), pool.per_worker.get("GPU", 0.0)
+        for _ in range(pool.per_node if share else 0):
+            fits = [free for free in gpus if free + _ROUNDING >= share]
+            if not fits:
+                return None
+            gpus[gpus.index(min(fits))] -= share
+        return _Room(cpus, tuple(gpus))
+
+
+def _gpus(free: float) -> tuple[float, ...]:
+    """Ray tells the sum alone: whole GPUs, and a part of one more."""
+    whole = int(free + _ROUNDING)
+    rest = free - whole
+    return (1.0,) * whole + ((rest,) if rest > _ROUNDING else ())
 
 
 def check(pools: Sequence[ResourcePool], nodes: Sequence[Node], where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from verl.config.batch_plan import BatchPlan
 from verl.config.schema import FSDPConfig, PPOConfig
 from verl.core.checkpoint_engine.sync import SyncReport, update_shared
-from verl.core.controller.resources import check_this_machine, cluster_address, is_distributed
+from verl.core.controller.resources import check_roles_asked, check_this_machine, cluster_address, is_distributed
 from verl.core.model_engine.api import MicroBatching, ModelEngine
 from verl.core.model_engine.fsdp_engine import FSDPEngine
 from verl.core.model_engine.loading import DTYPES, load_config, load_policy, load_value_model, resolve_model_path
@@ -27,6 +28,7 @@ from verl.errors import ConfigError
 class Roles:
     """The engines of a run. ref and critic are None where the algorithm needs none.
 
+    critic_apart: whether the critic has devices of its own, and so can train while the actor does.
     same_numerics: whether rollout and trainer compute from the same weights in the same precision, so that the rollout's
     log-probs may stand for the trainer's. notices: what the user should know about how they were placed. bucket_bytes: in
     which weights move. verify: compare checksums when they have. sync_metrics: of the last update of the weights.
@@ -36,6 +38,7 @@ class Roles:
     rollout: RolloutEngine
     ref: ModelEngine | None = None
     critic: ModelEngine | None = None
+    critic_apart: bool = False
     same_numerics: bool = False
     notices: list[str] = field(default_factory=list)
     bucket_bytes: int = 1 << 30
@@ -69,8 +72,10 @@ def check_placement(config: PPOConfig, with_critic: bool, with_reference: bool) 
         the device of a run in one process. (Workers of a cluster that is there already have devices of their own.)
 
     Raises:
-        ConfigError: more devices than this machine has are asked for, or a rollout engine or a GPU that is not there.
+        ConfigError: more devices than this machine has are asked for, or some for a role that there is not, or a rollout
+            engine or a GPU that is not there.
     """
+    check_roles_asked(config, with_critic, with_reference)
     check_engine(config.actor_rollout_ref.rollout)
     _check_servers(config, model_path=None)
     if is_distributed(config) and cluster_address(config) is not None:
@@ -103,13 +108,16 @@ def build_roles(
         return build_on_ray(config, plan, model_path, with_critic, with_reference)
     _check_servers(config, model_path)
     ensure_process_group(device, config.actor_rollout_ref.nccl_timeout)
-    asked = (with_critic, with_reference)
-    actor, ref, critic = build_trainers(config, plan, device, model_path, tokenizer, *asked)
+    names = ["actor", *(["ref"] if with_reference else []), *(["critic"] if with_critic else [])]
+    engines = build_trainers(config, plan, device, model_path, tokenizer, names)
+    actor = engines["actor"]
     notices = [] if device.type == "cuda" else ["no GPU is used: training and generation run on this machine's CPU."]
     rollout, reason = build_rollout(config, device, model_path, tokenizer, dict(actor.export_weights()))
     notices += [reason] if reason else []
     same = same_numerics(config, rollout, device)
-    return Roles(actor, rollout, ref, critic, same, notices, *weight_options(config))
+    return Roles(
+        actor, rollout, engines.get("ref"), engines.get("critic"), False, same, notices, *weight_options(config)
+    )
 
 
 def sequence_ranks(config: PPOConfig) -> dict[str, int]:
@@ -154,15 +162,18 @@ def build_trainers(
     device: torch.device,
     model_path: str,
     tokenizer: Any,
-    with_critic: bool,
-    with_reference: bool,
-) -> tuple[FSDPEngine, FSDPEngine | BaseReference | None, FSDPEngine | None]:
-    """Actor, reference and critic on this process's device; the latter two where they are asked for."""
-    actor = _build_actor(config, plan, device, model_path, tokenizer)
-    lora = config.actor_rollout_ref.model.lora_rank > 0
-    ref = (BaseReference(actor) if lora else _build_ref(config, device, model_path)) if with_reference else None
-    critic = _build_critic(config, plan, device, tokenizer) if with_critic else None
-    return actor, ref, critic
+    names: Collection[str],
+) -> dict[str, Any]:
+    """Those of actor, ref and critic that are named, on this process's device. With adapters the ref is the actor's model."""
+    engines: dict[str, Any] = {}
+    if "actor" in names:
+        engines["actor"] = _build_actor(config, plan, device, model_path, tokenizer)
+    if "ref" in names:
+        lora = config.actor_rollout_ref.model.lora_rank > 0
+        engines["ref"] = BaseReference(engines["actor"]) if lora else _build_ref(config, device, model_path)
+    if "critic" in names:
+        engines["critic"] = _build_critic(config, plan, device, tokenizer)
+    return engines
 
 
 def build_rollout(

@@ -20,7 +20,6 @@ from verl.core.controller.desk import Desk, FeedSettings
 from verl.core.controller.dispatch import Packed, pack, pack_completions, unpack
 from verl.core.controller.roles import build_rollout, build_trainers, same_numerics, weight_options
 from verl.core.model_engine.api import TokenLoss
-from verl.core.model_engine.fsdp_engine import FSDPEngine
 from verl.core.model_engine.loading import load_tokenizer
 from verl.core.model_engine.parallel import join_process_group, join_store, open_store
 from verl.core.rollout_engine.api import Completion, Request, RolloutEngine
@@ -47,15 +46,13 @@ class Seat:
 class Job:
     """What a worker is to build.
 
-    trains, generates: which engines it gets. with_critic, with_reference: which models beside the actor.
+    engines: which models it holds, of actor, ref and critic. generates: whether there is a rollout engine.
     """
 
     config: PPOConfig
     plan: BatchPlan
     model_path: str
-    with_critic: bool
-    with_reference: bool
-    trains: bool
+    engines: tuple[str, ...]
     generates: bool
 
 
@@ -74,7 +71,7 @@ class Worker:
     """One rank. Methods that name an engine (actor, ref or critic) are called on all ranks together."""
 
     def __init__(self) -> None:
-        self.engines: dict[str, FSDPEngine] = {}
+        self.engines: dict[str, Any] = {}
         self.rollout: RolloutEngine | None = None
         self._store: dist.TCPStore | None = None
         self._channel: WeightChannel | None = None
@@ -105,10 +102,7 @@ class Worker:
         torch.manual_seed(config.trainer.seed)
         self.bucket_bytes, self.verify = weight_options(config)
         tokenizer = load_tokenizer(model.tokenizer_path or job.model_path, trust_remote_code=model.trust_remote_code)
-        if job.trains:
-            asked = (job.with_critic, job.with_reference)
-            built = build_trainers(config, job.plan, self.device, job.model_path, tokenizer, *asked)
-            self.engines = {name: e for name, e in zip(("actor", "ref", "critic"), built) if e is not None}
+        self.engines = build_trainers(config, job.plan, self.device, job.model_path, tokenizer, job.engines)
         notice = None
         # With tensor parallelism the first of each group of ranks drives an engine that spans the devices of all.
         if job.generates and self.seat.rank % config.actor_rollout_ref.rollout.tensor_model_parallel_size == 0:

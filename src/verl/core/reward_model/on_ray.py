@@ -7,10 +7,11 @@ from typing import Any
 import ray
 import torch
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from verl.config.schema import PPOConfig, RewardModelConfig
 from verl.core.controller.cluster import Cluster
-from verl.core.controller.resources import check, reward_pool
+from verl.core.controller.resources import reward_pool
 from verl.core.reward_model.factory import build_reward_model, check_reward_model
 from verl.errors import UserError, WorkerDied
 from verl.rewards.types import Outcome, RewardInput, ScoringModel
@@ -25,12 +26,19 @@ class RayRewardModel:
         Raises:
             ConfigError: the cluster has no device left for it, or the model cannot be loaded.
         """
-        cluster = Cluster(config)  # the run's own, which is there already
-        on_gpu = config.trainer.device != "cpu" and cluster.has_gpus()
-        pool = reward_pool(config, "cuda" if on_gpu else "cpu")
-        check(pool, cluster.nodes(), cluster.where)
-        needs = pool[0].per_worker
-        self._worker = ray.remote(_Host).options(num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0)).remote()
+        self._cluster = Cluster(config)  # the run's own, which is there already
+        on_gpu = config.trainer.device != "cpu" and self._cluster.has_gpus()
+        [pool] = reward_pool(config, "cuda" if on_gpu else "cpu")
+        [[reserved]] = self._cluster.reserve([pool])
+        self._worker = (
+            ray.remote(_Host)
+            .options(
+                num_cpus=pool.per_worker["CPU"],
+                num_gpus=pool.per_worker.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(reserved, placement_group_bundle_index=0),
+            )
+            .remote()
+        )
         self.notice: str | None = self._wait(self._worker.build.remote(config.reward_model, on_gpu))
 
     def score(self, samples: list[RewardInput]) -> list[Outcome]:
@@ -41,6 +49,7 @@ class RayRewardModel:
         """End the worker."""
         if ray.is_initialized():
             ray.kill(self._worker)
+            self._cluster.give_back()
 
     def _wait(self, reference: Any) -> Any:
         try:
