@@ -120,6 +120,16 @@ def test_devices_that_do_not_divide():
     assert plan(f"{A}.ppo_mini_batch_size=8", world_size=8).actor.samples_per_rank == 3
 
 
+def test_a_critic_on_devices_of_its_own_divides_its_mini_batches_over_those():
+    # 24 samples in two mini-batches: the actor's 12 on 2 devices, the critic's on 3; on 8 they do not divide.
+    words = "algorithm.adv_estimator=gae", "critic.nnodes=1"
+    apart = plan(*words, "critic.n_gpus_per_node=3", world_size=2)
+    assert (apart.actor.samples_per_rank, apart.critic.samples_per_rank) == (6, 4)
+    text = message(*words, "critic.n_gpus_per_node=8", world_size=2)
+    assert "critic.ppo_mini_batch_size=4 prompts" in text
+    assert "8 devices" in text
+
+
 def test_a_sample_longer_than_the_token_budget_is_noticed():
     notices = plan(f"{A}.ppo_max_token_len_per_gpu=1000").notices
     assert any("ppo_max_token_len_per_gpu=1000" in n and "1024 tokens" in n for n in notices)

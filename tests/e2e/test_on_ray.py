@@ -19,6 +19,13 @@ pytestmark = pytest.mark.e2e
 
 ROLLOUT = "actor_rollout_ref__rollout"
 SEPARATE = {f"{ROLLOUT}__nnodes": 1, f"{ROLLOUT}__n_gpus_per_node": 1}
+APART = {
+    "critic__nnodes": 1,
+    "critic__n_gpus_per_node": 2,
+    "critic__checkpoint__async_save": True,
+    "actor_rollout_ref__ref__nnodes": 1,
+    "actor_rollout_ref__ref__n_gpus_per_node": 1,
+}
 SHARED = {"trainer__n_gpus_per_node": 2}
 COMPARED = ("critic/score/mean", "actor/pg_loss", "actor/grad_norm", "actor/entropy", "response_length/mean")
 
@@ -57,7 +64,7 @@ def assert_alike(one, other, steps=3):
     assert max(curve(one, "actor/grad_norm")) > 0.01  # or nothing was learned, and equal numbers say little
 
 
-def test_shared_and_separate_devices_train_as_one_process_does(words, tmp_path):
+def test_shared_and_separate_devices_train_as_one_process_does(words, tmp_path, capsys):
     extras = {
         "algorithm__adv_estimator": "gae",
         "critic__optim__lr": 1e-2,
@@ -67,7 +74,11 @@ def test_shared_and_separate_devices_train_as_one_process_does(words, tmp_path):
     assert train(words("one", **extras)) == 0
     assert train(words("shared", **extras, **SHARED, **verify)) == 0
     assert train(words("separate", **extras, **SEPARATE, **verify)) == 0
-    for other in ("shared", "separate"):
+    assert train(words("apart", **extras, **APART, trainer__total_training_steps=2)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 CPU process for actor, rollout; 2 CPU processes for critic; 1 CPU process for ref." in shown
+    assert train(words("apart", **extras)) == 0  # goes on with the checkpoint in one process
+    for other in ("shared", "separate", "apart"):
         assert_alike(tmp_path / "one", tmp_path / other)
         assert curve(tmp_path / other, "critic/vf_loss") == pytest.approx(
             curve(tmp_path / "one", "critic/vf_loss"), rel=2e-3

@@ -8,6 +8,7 @@ from verl.core.controller.resources import (
     Node,
     Role,
     check,
+    check_roles_asked,
     check_this_machine,
     is_distributed,
     place,
@@ -17,7 +18,7 @@ from verl.core.controller.resources import (
 )
 from verl.errors import ConfigError
 
-ROLLOUT = "actor_rollout_ref.rollout"
+REF, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 
 
 def config_of(*words):
@@ -46,8 +47,68 @@ def test_generation_on_devices_of_its_own():
     trainer, rollout = pools_of(*words, with_reference=True)
     assert (trainer.roles, trainer.size) == ((Role.ActorRef,), 6)
     assert (rollout.roles, rollout.size) == ((Role.Rollout,), 2)
-    assert not rollout.roles[0].trains
+    assert (trainer.engines, rollout.engines) == (("actor", "ref"), ())
     assert not trainer.roles[0].generates
+
+
+def test_critic_and_reference_on_devices_of_their_own():
+    words = "trainer.n_gpus_per_node=4", "critic.nnodes=2", "critic.n_gpus_per_node=3", f"{REF}.nnodes=1"
+    trainer, critic, ref = pools_of(*words, with_critic=True, with_reference=True)
+    assert [(p.name, p.size, p.per_node, p.engines) for p in (trainer, critic, ref)] == [
+        ("trainer", 4, 4, ("actor",)),
+        ("critic", 6, 3, ("critic",)),
+        ("ref", 4, 4, ("ref",)),  # as many a machine as the trainer
+    ]
+    assert [p.generates for p in (trainer, critic, ref)] == [True, False, False]
+    assert critic.keys == "critic.nnodes=2 x critic.n_gpus_per_node=3"
+    (trainer,) = pools_of("trainer.n_gpus_per_node=4", with_critic=True, with_reference=True)
+    assert trainer.engines == ("actor", "ref", "critic")
+    assert is_distributed(config_of("critic.nnodes=1"))
+    assert is_distributed(config_of(f"{REF}.nnodes=1"))
+
+
+def test_devices_for_a_role_that_there_is_not():
+    check_roles_asked(config_of("critic.nnodes=1", f"{REF}.nnodes=1"), True, True)
+    with pytest.raises(ConfigError, match=r"critic\.nnodes=1 .*algorithm\.adv_estimator=grpo does not need.*Leave"):
+        check_roles_asked(config_of("critic.nnodes=1", "algorithm.adv_estimator=grpo"), False, True)
+    with pytest.raises(ConfigError, match=r"ref\.nnodes=2 .*nothing in this run needs one.*use_kl_loss=True"):
+        check_roles_asked(config_of(f"{REF}.nnodes=2"), True, False)
+
+
+def test_parts_of_gpus_are_parts_of_one():
+    """Two workers with 0.6 of a GPU each leave 0.4 on each of two GPUs: room for two of 0.4, and for none of 0.8."""
+    words = (
+        "trainer.n_gpus_per_node=2",
+        "trainer.gpu_share=0.6",
+        "reward_model.enable=True",
+        "reward_model.model.path=m",
+    )
+
+    def all_pools(*more):
+        config = config_of(*words, *more)
+        return [*plan_pools(config, False, True, "cuda"), *reward_pool(config, "cuda")]
+
+    small = f"{REF}.nnodes=1", f"{REF}.n_gpus_per_node=1", f"{REF}.gpu_share=0.4"
+    two = [node("a", GPU=2, CPU=8)]
+    assert [p.per_worker.get("GPU") for p in all_pools(*small, "reward_model.gpu_share=0.4")] == [0.6, 0.4, 0.4]
+    assert place(all_pools(*small, "reward_model.gpu_share=0.4"), two)
+    assert not place(all_pools(*small, "reward_model.gpu_share=0.5"), two)
+    assert not place(all_pools("reward_model.gpu_share=0.8", *small[:2], f"{REF}.gpu_share=0.01"), two)
+    assert not place(all_pools(*small), two)  # the reward model asks for a whole one
+    assert place(all_pools(*small), [node("a", GPU=3, CPU=8)])
+    assert not place(all_pools("reward_model.gpu_share=0.4"), [node("a", GPU=1.5, CPU=8)])
+    asked = " ".join(table(all_pools(), two).splitlines()[1].split())
+    keys = "trainer.nnodes=1 x trainer.n_gpus_per_node=2 x trainer.gpu_share=0.6"
+    assert asked == f"asked: trainer (actor, rollout, ref) 1.2 2 {keys}"
+
+
+def test_the_table_names_the_pool_that_finds_no_place(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    words = "trainer.n_gpus_per_node=2", "critic.nnodes=1", "critic.n_gpus_per_node=3", "ray_kwargs.ray_init.num_cpus=2"
+    with pytest.raises(
+        ConfigError, match=r"asked: critic \(critic\) +1\.5 +critic\.nnodes=1 x critic\.n_gpus_per_node=3"
+    ):
+        check_this_machine(config_of(*words), True, False, gpus=0)
 
 
 def test_rollout_nodes_have_as_many_devices_as_the_trainers_unless_said():
@@ -109,7 +170,7 @@ def test_a_reward_model_takes_one_device_more(monkeypatch):
         check_this_machine(four, False, False, gpus=0)
     (pool,) = reward_pool(three, "cuda")
     assert (pool.size, pool.per_worker) == (1, {"GPU": 1.0, "CPU": 1.0})
-    assert not pool.roles[0].trains
+    assert pool.engines == ()
     assert not pool.roles[0].generates
     assert reward_pool(config_of(), "cuda") == []
 

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
 from tests.trainer.fakes import config
 
 from verl.data.batch import SampleBatch
+from verl.errors import WorkerDied
 from verl.trainer import checkpoints, stages
 from verl.trainer.pipelines import sync
 
@@ -26,6 +28,7 @@ class Recorder:
             sampler=SimpleNamespace(epoch=0),
             roles=SimpleNamespace(
                 sync_weights=lambda version: note(f"weights {version}"),
+                critic_apart=False,
                 rollout=SimpleNamespace(sleep=lambda: note("sleep")),
                 sync_metrics={},
             ),
@@ -64,6 +67,29 @@ class Recorder:
 
     def only(self, *kinds):
         return [call for call in self.calls if call.split()[0] in kinds]
+
+
+def test_a_critic_on_devices_of_its_own_trains_while_the_actor_does(monkeypatch):
+    """Each waits for the other to have begun, so that one after the other would end in an error."""
+    recorder = Recorder(monkeypatch, "trainer.critic_warmup=1", "trainer.val_before_train=False", total_steps=2)
+    both = threading.Barrier(2, timeout=20)
+    recorder.at_step = {("update_critic", 1): both.wait, ("update_actor", 1): both.wait}
+    recorder.run.roles.critic_apart = True
+    assert recorder.train() == "finished"
+    assert sorted(recorder.only("update_critic", "update_actor")) == ["update_actor", "update_critic", "update_critic"]
+
+
+def test_what_the_critic_fails_with_beside_the_actor_ends_the_run(monkeypatch):
+    recorder = Recorder(monkeypatch, "trainer.val_before_train=False", total_steps=1)
+
+    def fail():
+        raise WorkerDied("worker 1 of 2 (critic) ended by itself.")
+
+    recorder.at_step = {("update_critic", 0): fail}
+    recorder.run.roles.critic_apart = True
+    with pytest.raises(WorkerDied, match="critic"):
+        recorder.train()
+    assert recorder.only("update_actor", "weights") == ["weights 0", "update_actor"]
 
 
 def test_one_step_in_order(monkeypatch):

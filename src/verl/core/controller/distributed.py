@@ -170,7 +170,8 @@ def _roles(config: PPOConfig, cluster: Cluster, groups: list[RayGroup], facts: l
 def _notices(pools: list[ResourcePool], cluster: Cluster, of_rollout: str | None) -> list[str]:
     on_gpu = "GPU" in pools[0].per_worker
     where = "a Ray cluster started on this machine" if cluster.started else cluster.where
-    words = "; ".join(f"{pool.size} {'GPUs' if on_gpu else 'CPU processes'} for {pool.words}" for pool in pools)
+    one, more = ("GPU", "GPUs") if on_gpu else ("CPU process", "CPU processes")
+    words = "; ".join(f"{pool.size} {one if pool.size == 1 else more} for {pool.words}" for pool in pools)
     notices = [f"{where}: {words}."]
     if not on_gpu:
         notices.append("no GPU is used: each device is a CPU process.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from verl.config.derived import all_devices
 from verl.data.batch import SampleBatch
 from verl.trainer import checkpoints, stages
@@ -83,10 +85,22 @@ def learn(run: Run, batch: SampleBatch, rewards: stages.Rewards | None, log: Ste
     with log.time("adv"):
         batch = stages.add_advantages(run, batch, log)
     trained = draw_by_reward(run, batch)
-    stages.update_critic(run, trained, log)
-    if run.step >= run.config.trainer.critic_warmup:
-        stages.update_actor(run, trained, log)
+    update_models(run, trained, log)
     return batch
+
+
+def update_models(run: Run, batch: SampleBatch, log: StepLog) -> None:
+    """Updates of critic and actor; where the critic has devices of its own both go on at once."""
+    trains_actor = run.step >= run.config.trainer.critic_warmup
+    if run.roles.critic_apart and trains_actor:
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            critic = beside.submit(stages.update_critic, run, batch, log)
+            stages.update_actor(run, batch, log)
+        critic.result()
+        return
+    stages.update_critic(run, batch, log)
+    if trains_actor:
+        stages.update_actor(run, batch, log)
 
 
 def due(step: int, frequency: int) -> bool:
