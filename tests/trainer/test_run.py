@@ -40,6 +40,13 @@ class Loaded(Exception):
         (["custom_reward_function.path=/nowhere/reward.py"], RewardError, ["/nowhere/reward.py"]),
         (["data.train_files={unknown}"], RewardError, ["my/puzzles", "custom_reward_function.path"]),
         (["trainer.n_gpus_per_node=4096"], ConfigError, ["trainer.n_gpus_per_node=4096", "asked: trainer", "free:"]),
+        (["critic.nnodes=1", "algorithm.adv_estimator=grpo"], ConfigError, ["critic.nnodes=1", "does not need", "Leave critic.nnodes"]),
+        (["actor_rollout_ref.ref.nnodes=1"], ConfigError, ["ref.nnodes=1", "nothing in this run needs one"]),
+        (
+            ["algorithm.adv_estimator=gae", "critic.nnodes=64", "critic.n_gpus_per_node=64"],
+            ConfigError,
+            ["asked: critic (critic)", "critic.nnodes=64 x critic.n_gpus_per_node=64", "free:"],
+        ),
         (["actor_rollout_ref.rollout.name=sglang"], ConfigError, ["rollout.name=sglang", "native, hf, vllm or server"]),
         (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], ConfigError, ["tensor_model_parallel_size=2"]),
         (["trainer.device=cuda"], ConfigError, ["trainer.device=cuda"]),
