@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-fast test-e2e test-vllm lint format docs clean
+.PHONY: quickstart test test-slow test-fast test-e2e test-vllm lint format docs clean
 
 # torch first and by itself: a range would bring the CUDA build, which is gigabytes larger.
 $(BIN)/.installed: pyproject.toml constraints-cpu.txt
@@ -25,7 +25,11 @@ quickstart: $(BIN)/.installed
 # A file's tests stay together, since some share a Ray cluster or a trained model.
 TEST_WORKERS ?= 2
 test: lint
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow"
+
+# Each of these trains for a minute or starts a Ray cluster of its own.
+test-slow: $(BIN)/.installed-dev
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "slow and not vllm"
 
 test-fast: $(BIN)/.installed-dev
 	$(BIN)/python -m pytest -m "not e2e and not slow"

@@ -20,7 +20,9 @@ def run(script: str, *arguments: str) -> str:
 
 def test_grpo_step(tmp_path):
     """Two steps of 4 prompts x 2 samples, the first left out; the phases fill the step, and no token is lost or made up."""
-    out = run("grpo_step.py", "--json", str(tmp_path / "out.json"))
+    out = run("grpo_step.py", "--reference", "trl", "--trl-python", "/nowhere", "--json", str(tmp_path / "out.json"))
+    assert "no comparison: --trl-python /nowhere is not a Python" in out
+    assert "ratio" not in out
     assert "median of 1 steps" in out
     (result,) = json.loads((tmp_path / "out.json").read_text())
     (process,) = result["ours"]
@@ -30,12 +32,6 @@ def test_grpo_step(tmp_path):
         assert 0.5 * step["step"] < phases <= step["step"]
         assert 8 <= step["response_tokens"] <= 8 * 16
     assert 0 < process["ready_seconds"] < 600
-
-
-def test_grpo_step_without_the_reference_says_so():
-    out = run("grpo_step.py", "--reference", "trl", "--trl-python", "/nowhere/python")
-    assert "no comparison: --trl-python /nowhere/python is not a Python" in out
-    assert "ratio" not in out
 
 
 def test_overlap(tmp_path):

@@ -88,6 +88,7 @@ def test_shared_and_separate_devices_train_as_one_process_does(words, tmp_path, 
     assert received == pytest.approx(whole / 2, rel=0.05)
 
 
+@pytest.mark.slow
 def test_two_workers_that_share_the_tokens_train_alike_and_their_checkpoint_goes_on_in_one_process(words, tmp_path):
     extras = {"actor_rollout_ref__actor__use_kl_loss": True}
     sequences = {"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 2, **SHARED}
@@ -149,6 +150,7 @@ ASYNC = {
 }
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_it_generates_is_one_restart_and_nothing_is_lost(words, tmp_path, capsys):
     run = tmp_path / "killed"
     kill_a_worker_after(run, 2)
@@ -194,6 +196,7 @@ def test_an_address_without_a_cluster(monkeypatch):
         Cluster(config)
 
 
+@pytest.mark.slow
 def test_a_reward_model_has_a_worker_of_its_own(words, tmp_path, tiny_classifier):
     changes = {
         "reward_model__enable": True,

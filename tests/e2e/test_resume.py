@@ -83,7 +83,7 @@ def wait_until(true, seconds: float = 60) -> bool:
     return True
 
 
-@pytest.mark.parametrize("in_a_thread", [False, True])
+@pytest.mark.parametrize("in_a_thread", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_killed_while_it_writes_a_checkpoint_resumes_to_the_same_bits(
     in_a_thread, tiny_model, tiny_data, tmp_path
 ):

@@ -21,6 +21,7 @@ SMALLER |= {"global_step_20": "global_step_3", "make_data.py --out": "make_data.
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_walk_through(tmp_path):
     text = PAGE.read_text().partition("## From conversations")[2].partition("\n## ")[0]

@@ -30,6 +30,7 @@ def test_smoke(benchmark, capsys):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_smoke_on_ray(benchmark, cluster, capsys):
     benchmark.main(["--smoke"])
