@@ -23,7 +23,7 @@ quickstart: $(BIN)/.installed
 	$(BIN)/python examples/tiny/quickstart.py
 
 # A file's tests stay together, since some share a Ray cluster or a trained model.
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 test: lint
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow"
 

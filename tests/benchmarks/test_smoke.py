@@ -34,6 +34,7 @@ def test_grpo_step(tmp_path):
     assert 0 < process["ready_seconds"] < 600
 
 
+@pytest.mark.slow
 def test_overlap(tmp_path):
     out = run("overlap.py", "--svg", str(tmp_path / "lines.svg"))
     rows = {row.split()[0]: row.split() for row in out.splitlines() if row.startswith(("sync", "one_step", "fully"))}
@@ -48,6 +49,7 @@ def test_rollout():
     assert "tokens/s" in run("rollout.py")
 
 
+@pytest.mark.slow
 def test_weights_over_several_ranks():
     command = [sys.executable, str(BENCHMARKS / "multi_gpu_sync.py"), "tiny", "shared", "separate"]
     command += ["--device", "cpu", "--bucket", "8"]
@@ -66,6 +68,7 @@ def test_vllm_adapter():
     assert "rollout engine" in run("vllm_adapter.py")
 
 
+@pytest.mark.slow
 def test_serve_load(tmp_path):
     """Eight clients for two seconds: right answers to right and wrong requests, and no slot in use after them."""
     out = run("serve_load.py", "--json", str(tmp_path / "out.json"))

@@ -6,6 +6,14 @@ import pytest
 from verl.trainer.interrupt import Interrupt
 
 
+@pytest.fixture(autouse=True)
+def terminal():
+    """SIGINT as a terminal's programs have it; a shell's background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_first_signal_asks_and_the_second_strikes(capsys):
     before = signal.getsignal(signal.SIGINT)
     with Interrupt() as interrupt:
