@@ -91,11 +91,15 @@ def test_adapters(results, world):
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_that_share_the_tokens_of_a_micro_batch(results, world, heads):
     """On 4 ranks two groups of two. With 1 key head two ranks each have a copy of it."""
-    same_sequences(results[1][0]["sequences"][heads], [rank["sequences"][heads] for rank in results[world]])
+    one, of_ranks = results[1][0]["sequences"][heads], [rank["sequences"][heads] for rank in results[world]]
+    assert len(of_ranks) == world
+    same_sequences(one, of_ranks)
 
 
 def test_four_ranks_that_share_two_key_heads(results):
-    same_sequences(results[1][0]["sequences"][4, 2], [rank["sequences of all"] for rank in results[4]])
+    of_ranks = [rank["sequences of all"] for rank in results[4]]
+    assert len(of_ranks) == 4
+    same_sequences(results[1][0]["sequences"][4, 2], of_ranks)
 
 
 def same_sequences(one, of_ranks):

@@ -43,7 +43,9 @@ def same(one: SampleBatch, other: SampleBatch):
 
 
 def test_a_batch_comes_back_from_its_rows(batch):
-    same(batch, batch_of(batch["uid"], rows_of(batch)))
+    found = batch_of(batch["uid"], rows_of(batch))
+    assert (len(found), found["uid"]) == (len(batch), batch["uid"])
+    same(batch, found)
 
 
 def test_packing_is_exact_and_saves_without_code(batch, tmp_path):

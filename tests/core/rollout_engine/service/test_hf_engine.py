@@ -38,4 +38,5 @@ def test_a_client_that_goes_frees_its_slots(server):
     body = {"prompt_ids": [5, 6, 7], "max_tokens": 1000, "n": 3, "ignore_eos": True, "stream": "samples"}
     with server.http.stream("POST", "/generate", json=body):
         server.wait_for(lambda state: state["slots_used"] == 3)
-    server.wait_for(lambda state: state["slots_used"] == 0, seconds=5)
+    after = server.wait_for(lambda state: state["slots_used"] == 0, seconds=5)
+    assert (after["slots_used"], after["running"]) == (0, 0)

@@ -135,10 +135,11 @@ async def test_no_more_samples_than_slots_and_a_larger_request_goes_alone():
         jobs = [bench.submit(i, tokens=1) for i in (1, 2, 3)]
         await bench.until(lambda state: (state.running, state.waiting) == (2, 1))
         bench.step()
-        await asyncio.gather(*map(event, jobs[:2]))
+        first = await asyncio.gather(*map(event, jobs[:2]))
+        assert [done.completion.token_ids for done in first] == [[9], [9]]
         await bench.until(lambda state: (state.running, state.waiting) == (1, 0))
         bench.step()
-        await event(jobs[2])
+        assert (await event(jobs[2])).completion.token_ids == [9]
         large = Job(Request([4], SamplingParams(1, n=3)), asyncio.Queue())
         bench.loop.submit([large])
         await bench.until(lambda state: state.samples == 3)
