@@ -177,17 +177,20 @@ def w1(bench: Bench) -> None:
     _print_steps(bench, "w1")
 
 
+APART = [
+    "trainer.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+]
+
+
 def split(bench: Bench) -> None:
-    rollout = "actor_rollout_ref.rollout"
-    words = ["trainer.n_gpus_per_node=1", f"{rollout}.nnodes=1", f"{rollout}.n_gpus_per_node=1"]
-    steps_case(bench, "split", "1 trains 1 generates", words)["devices"] = 2
+    steps_case(bench, "split", "1 trains 1 generates", APART)["devices"] = 2
     _print_steps(bench, "split")
 
 
 def fully_async(bench: Bench) -> None:
-    rollout = "actor_rollout_ref.rollout"
-    words = ["trainer.n_gpus_per_node=1", f"{rollout}.nnodes=1", f"{rollout}.n_gpus_per_node=1"]
-    words += ["trainer.pipeline=fully_async", "async_training.staleness_threshold=1"]
+    words = [*APART, "trainer.pipeline=fully_async", "async_training.staleness_threshold=1"]
     steps_case(bench, "fully_async", "1 trains 1 generates", words)["devices"] = 2
     _print_steps(bench, "fully_async")
 

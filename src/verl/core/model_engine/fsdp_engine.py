@@ -45,7 +45,7 @@ from verl.core.model_engine.memory import (
 )
 from verl.core.model_engine.metrics import Metric, merge_into, reduce
 from verl.core.model_engine.models import PolicyModel, ValueModel
-from verl.core.model_engine.optim import StateOffload, clip_gradients, learning_rate, make_optimizer
+from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, make_state_offload
 from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens, split_sharing_prompts
 from verl.core.model_engine.parallel import compile_layers, make_mesh, reshard, shard, spread_weights, tensors_of
 from verl.core.model_engine.sequence_parallel import SequenceGroup
@@ -81,8 +81,7 @@ class FSDPEngine:
         self.device, self.fsdp, self.optim_config = device, fsdp, optim
         self.sequence_ranks = fsdp.ulysses_sequence_parallel_size
         self.train_limit, self.infer_limit = (m.on_ranks(self.sequence_ranks) for m in (train_limit, infer_limit))
-        self.total_updates, self.updates = total_updates, 0
-        self.share_prompts = True
+        self.total_updates, self.updates, self.share_prompts = total_updates, 0, True
         self.checkpoint = checkpoint or CheckpointConfig()
         self.writer = BackgroundWriter() if self.checkpoint.async_save else None
         self.tokenizer = tokenizer
@@ -93,19 +92,16 @@ class FSDPEngine:
         model.requires_grad_(optim is not None)
         if self.adapter is not None and optim is not None:
             freeze_base(model)
+        compiled = compiled and device.type == "cuda"
         if gradient_checkpointing is None:
-            of_this_device = sum(p.numel() for p in model.parameters()) // dist.get_world_size()
-            options = {"parameters": of_this_device, "compiled": compiled and device.type == "cuda"}
-            gradient_checkpointing = needs_checkpointing(
-                self.hf_config, train_limit.max_tokens, dtype, device, **options
-            )
+            gradient_checkpointing = _memory_asks(model, train_limit.max_tokens, dtype, device, compiled)
         if gradient_checkpointing and optim is not None:
             model.hf.gradient_checkpointing_enable({"use_reentrant": False})
         model.train(optim is not None)
         if device.type == "cpu":
             keep_freed_memory()
         layer_classes = set(model.hf._no_split_modules or [])
-        if compiled and device.type == "cuda":
+        if compiled:
             compile_layers(model, layer_classes)
         alone = dist.get_world_size() == 1
         source = tensors_of(model) if not alone and dist.get_rank() == 0 else {}
@@ -117,8 +113,7 @@ class FSDPEngine:
         sizes = [sum(p.numel() for p in parameters) for parameters in (self.model.parameters(), self.parameters)]
         self.accumulates_whole = alone or holds_whole_model(*sizes, dtype, device)
         self.optimizer = make_optimizer(self.parameters, optim) if optim is not None else None
-        offloads = fsdp.optimizer_offload and device.type == "cuda" and not fsdp.offload_policy
-        self.state_offload = StateOffload(self.optimizer) if offloads and self.optimizer is not None else None
+        self.state_offload = make_state_offload(self.optimizer, fsdp, device)
         self._offload_parameters()
 
     # ---- inference -------------------------------------------------------------------------------------------------
@@ -383,6 +378,14 @@ class FSDPEngine:
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             tensors |= {f"{name}.{key}": value for key, value in state.items()}
         return tensors
+
+
+def _memory_asks(
+    model: PolicyModel | ValueModel, tokens: int, dtype: torch.dtype, device: torch.device, compiled: bool
+) -> bool:
+    """Whether activations of a micro-batch have to be checkpointed."""
+    share = sum(p.numel() for p in model.parameters()) // dist.get_world_size()
+    return needs_checkpointing(model.hf.config, tokens, dtype, device, parameters=share, compiled=compiled)
 
 
 def _whole(parameter: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from verl.config.schema import OptimConfig
+from verl.config.schema import FSDPConfig, OptimConfig
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
@@ -76,3 +76,11 @@ class StateOffload:
             for name, value in state.items():
                 if isinstance(value, Tensor) and name != "step":
                     yield (number, name), state, name
+
+
+def make_state_offload(
+    optimizer: torch.optim.Optimizer | None, fsdp: FSDPConfig, device: torch.device
+) -> StateOffload | None:
+    """Where the moments go between updates; None: they stay, or FSDP's own offload moves them."""
+    moves = fsdp.optimizer_offload and device.type == "cuda" and not fsdp.offload_policy
+    return StateOffload(optimizer) if moves and optimizer is not None else None

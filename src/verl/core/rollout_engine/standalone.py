@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.config.schema import RolloutConfig
+from verl.config.schema import RolloutConfig, ServeRolloutConfig
 from verl.config.schema.tools import GenerationModelConfig, GenerationRolloutConfig
 from verl.core.model_engine.loading import end_tokens, load_config, load_policy
 from verl.core.rollout_engine.api import RolloutEngine, SamplingParams
@@ -37,7 +37,7 @@ def build_engine(
     policy = load_policy(model_path, hf_config, dtype, trust_remote_code=code, key=key).requires_grad_(False)
     weights = dict(policy.named_parameters())
     engine, notice = make_rollout_engine(
-        engine_config(rollout),
+        engine_config(rollout, rollout.seed),
         model_path=model_path,
         hf_config=hf_config,
         device=device,
@@ -62,12 +62,12 @@ def _check_length(rollout: GenerationRolloutConfig, hf_config: Any, key: str) ->
         )
 
 
-def engine_config(rollout: GenerationRolloutConfig) -> RolloutConfig:
+def engine_config(rollout: GenerationRolloutConfig | ServeRolloutConfig, seed: int = 0) -> RolloutConfig:
     """What the engines read, in the form in which the trainer gives it to them."""
     return RolloutConfig(
         name=rollout.name,
         dtype=rollout.dtype,
-        seed=rollout.seed,
+        seed=seed,
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         gpu_memory_utilization=rollout.gpu_memory_utilization,

@@ -26,8 +26,9 @@ class Running:
         self._steps = 0
 
     def more(self) -> list[Request]:
-        """What the feed gives now."""
-        assert self.feed is not None
+        """What the feed gives now; nothing after its end."""
+        if self.feed is None:
+            return []
         requests = take_from(self.feed, not self.samples)
         if requests is None:
             self.feed = None

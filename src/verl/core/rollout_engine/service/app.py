@@ -90,15 +90,13 @@ def error_answer(status: int, message: str, code: str | None = None, headers: di
     )
 
 
-async def _refused(request: HTTPRequest, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+async def _refused(request: HTTPRequest, error: Refused) -> Response:
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}
     closing = await discard_body(request)
     return error_answer(error.status, error.message, error.code, {**headers.get(error.status, {}), **closing})
 
 
-async def _http_error(request: HTTPRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _http_error(request: HTTPRequest, error: HTTPException) -> Response:
     closing = await discard_body(request)
     words = {404: f"There is no route {request.url.path}.", 405: f"{request.url.path} does not take {request.method}."}
     return error_answer(

@@ -19,6 +19,7 @@ from verl.core.controller.roles import choose_device
 from verl.core.model_engine.loading import end_tokens, load_config, load_policy, load_tokenizer, resolve_model_path
 from verl.core.rollout_engine.api import RolloutEngine
 from verl.core.rollout_engine.factory import DTYPES, check_engine, make_rollout_engine
+from verl.core.rollout_engine.standalone import engine_config
 from verl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def make_service(config: ServeConfig, token: str) -> Service:
     from verl.core.rollout_engine.service.weight_intake import WeightIntake
 
     transformers.utils.logging.disable_progress_bar()
-    rollout = rollout_config(config)
+    rollout = engine_config(config.rollout)
     check_engine(rollout)
     path, code = resolve_model_path(config.model, "model"), config.trust_remote_code
     tokenizer = load_tokenizer(config.tokenizer or path, trust_remote_code=code, key="model")
@@ -137,20 +138,6 @@ def make_service(config: ServeConfig, token: str) -> Service:
         body_bytes=int(config.max_body_megabytes * 2**20),
         metrics=Metrics(loop),
         intake=WeightIntake(loop),
-    )
-
-
-def rollout_config(config: ServeConfig) -> RolloutConfig:
-    """What the engines read, in the form in which the trainer gives it to them."""
-    rollout = config.rollout
-    return RolloutConfig(
-        name=rollout.name,
-        dtype=rollout.dtype,
-        max_num_seqs=rollout.max_num_seqs,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        enforce_eager=rollout.enforce_eager,
-        tensor_model_parallel_size=rollout.tensor_model_parallel_size,
     )
 
 
