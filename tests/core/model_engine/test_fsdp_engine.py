@@ -14,6 +14,7 @@ from verl.core.model_engine import attention
 from verl.core.model_engine.api import MicroBatching
 from verl.core.model_engine.fsdp_engine import FSDPEngine
 from verl.core.model_engine.models import PolicyModel, ValueModel
+from verl.core.model_engine.offload import StateOffload
 from verl.errors import CheckpointError
 from verl.trainer.losses import ActorLoss, CriticLoss, with_loss_weights
 
@@ -166,6 +167,22 @@ def test_a_checkpoint_brings_back_weights_moments_and_schedule(tmp_path):
     assert resumed.train_batch(batch, actor_loss()) == want
     for name, tensor in resumed.export_weights():
         assert torch.equal(tensor, dict(unbroken.export_weights())[name])
+
+
+def test_moments_on_the_host_train_save_and_resume_as_those_on_the_device(tmp_path):
+    """Also with a checkpoint that is read before the first update."""
+    batch, engines = training_batch(), [make_engine(), make_engine()]
+    engines[1].state_offload = StateOffload(engines[1].optimizer, CPU, chunk_bytes=4096)
+    on_device, on_host = ([engine.train_batch(batch, actor_loss()) for _ in range(2)] for engine in engines)
+    assert on_host == on_device
+    engines[1].save(tmp_path)
+    resumed = make_engine(model=make_pair(seed=9)[0])
+    resumed.state_offload = StateOffload(resumed.optimizer, CPU, chunk_bytes=4096)
+    resumed.load(tmp_path)
+    want = engines[0].train_batch(batch, actor_loss())
+    assert resumed.train_batch(batch, actor_loss()) == want
+    for name, tensor in resumed.export_weights():
+        assert torch.equal(tensor, dict(engines[0].export_weights())[name])
 
 
 def test_a_forward_without_an_update_leaves_weights_and_checkpoint_as_they_are(tmp_path):

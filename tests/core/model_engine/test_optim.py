@@ -1,10 +1,8 @@
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Shard
 
 from verl.config.schema import OptimConfig
-from verl.core.model_engine.optim import StateOffload, clip_gradients, learning_rate, make_optimizer
-from verl.core.model_engine.parallel import ensure_process_group, make_mesh
+from verl.core.model_engine.optim import clip_gradients, learning_rate
 
 
 def test_warm_up_then_constant():
@@ -36,35 +34,3 @@ def test_clip(limit, after):
     parameter.grad = torch.tensor([3.0, 4.0])
     assert float(clip_gradients([parameter], limit)) == pytest.approx(5.0)
     assert float(parameter.grad.norm()) == pytest.approx(after, rel=1e-4)
-
-
-def test_moments_come_and_go_through_the_same_host_memory():
-    """Two steps with the moments away in between equal two steps without; the second leave takes no new memory."""
-    results = []
-    for offloaded in (False, True):
-        weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
-        optimizer = make_optimizer([weight], OptimConfig(lr=0.1))
-        offload = StateOffload(optimizer)
-        places = set()
-        for gradient in (torch.tensor([0.5, 0.25]), torch.tensor([-1.0, 2.0])):
-            weight.grad = gradient
-            if offloaded:
-                offload.to_device(torch.device("cpu"))
-            optimizer.step()
-            if offloaded:
-                offload.to_host()
-                places.add(optimizer.state[weight]["exp_avg"].data_ptr())
-        results.append(weight.detach().clone())
-        assert len(places) == offloaded
-    assert torch.equal(*results)
-
-
-def test_an_offloaded_moment_is_a_sharded_tensor_still():
-    """The host's copy of a sharded tensor is one too, on whichever device is asked for."""
-    ensure_process_group(torch.device("cpu"), 60)
-    mesh = make_mesh(torch.device("cpu"))
-    sharded = DTensor.from_local(torch.arange(4.0), mesh, [Shard(0)])
-    there = torch.empty_like(sharded, device="meta")
-    assert isinstance(there, DTensor)
-    assert there.to_local().is_meta
-    assert there.placements == sharded.placements

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Iterator
@@ -45,7 +44,8 @@ from verl.core.model_engine.memory import (
 )
 from verl.core.model_engine.metrics import Metric, merge_into, reduce
 from verl.core.model_engine.models import PolicyModel, ValueModel
-from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer, make_state_offload
+from verl.core.model_engine.offload import make_state_offload, resident_weights
+from verl.core.model_engine.optim import clip_gradients, learning_rate, make_optimizer
 from verl.core.model_engine.packing import PackedInputs, split_by_count, split_by_tokens, split_sharing_prompts
 from verl.core.model_engine.parallel import compile_layers, make_mesh, reshard, shard, spread_weights, tensors_of
 from verl.core.model_engine.sequence_parallel import SequenceGroup
@@ -114,7 +114,7 @@ class FSDPEngine:
         self.accumulates_whole = alone or holds_whole_model(*sizes, dtype, device)
         self.optimizer = make_optimizer(self.parameters, optim) if optim is not None else None
         self.state_offload = make_state_offload(self.optimizer, fsdp, device)
-        self._offload_parameters()
+        self.resident = resident_weights(self.model, fsdp, device, frozen=optim is None)
 
     # ---- inference -------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class FSDPEngine:
     def _infer(self, batch: SampleBatch, forward) -> Tensor:
         batch = SampleBatch({k: batch[k] for k in ("prompt_ids", "response_ids")})
         groups = self._micro_batches(batch, self.infer_limit)
-        with self._resident():
+        with self.resident:
             parts = [self._infer_group(batch, g, forward) for g in groups]
             reshard(self.model)
         values = torch.cat(parts).cpu()
@@ -192,7 +192,7 @@ class FSDPEngine:
         optimizer, config = self._training()
         started, flops = time.perf_counter(), 0.0
         totals: dict[str, Metric] = {}
-        with self._resident():
+        with self.resident:
             groups = self._micro_batches(batch, self.train_limit)
             for number, group in enumerate(groups, start=1):
                 self._accumulate(last=number == len(groups))
@@ -212,8 +212,7 @@ class FSDPEngine:
                 param_group["lr"] = rate
             finite = bool(norm.isfinite())
             if finite:
-                with self._optimizer_resident():  # after the activations have gone
-                    optimizer.step()
+                (self.state_offload or optimizer).step()
             self.updates += 1
             optimizer.zero_grad(set_to_none=True)
             reshard(self.model)
@@ -249,34 +248,6 @@ class FSDPEngine:
             return TokenOutputs(values=self.model(inputs))
         log_probs, entropy = self.model(inputs, loss.temperature, loss.with_entropy)
         return TokenOutputs(log_probs=log_probs, entropy=entropy)
-
-    # ---- where the state lives -------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _resident(self) -> Iterator[None]:
-        """Parameters on the device within; back on the host after, if param_offload."""
-        if self.fsdp.param_offload and self.device.type == "cuda":
-            self.model.to(self.device)
-        try:
-            yield
-        finally:
-            self._offload_parameters()
-
-    def _offload_parameters(self) -> None:
-        if self.fsdp.param_offload and self.device.type == "cuda":
-            reshard(self.model)
-            self.model.to("cpu")
-
-    @contextlib.contextmanager
-    def _optimizer_resident(self) -> Iterator[None]:
-        """The optimizer's moments on the device within; back on the host after, if optimizer_offload."""
-        if self.state_offload is not None:
-            self.state_offload.to_device(self.device)
-        try:
-            yield
-        finally:
-            if self.state_offload is not None:
-                self.state_offload.to_host()
 
     # ---- weights and checkpoints -----------------------------------------------------------------------------------
 
@@ -367,15 +338,18 @@ class FSDPEngine:
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state by parameter name; state of a parameter that has had no update yet is made, as zeros."""
         optimizer, _ = self._training()
+        if self.state_offload is not None:
+            self.state_offload.make_states()
         tensors: dict[str, Tensor] = {}
         for name, parameter in self._named_parameters():
             if not parameter.requires_grad:
                 continue
             state = optimizer.state[parameter]
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
+                device = parameter.device if self.fsdp.offload_policy else self.device
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+                state["exp_avg"] = torch.zeros_like(parameter, device=device)
+                state["exp_avg_sq"] = torch.zeros_like(parameter, device=device)
             tensors |= {f"{name}.{key}": value for key, value in state.items()}
         return tensors
 

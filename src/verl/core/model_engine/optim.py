@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from verl.config.schema import FSDPConfig, OptimConfig
+from verl.config.schema import OptimConfig
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
@@ -44,43 +44,3 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> Ten
     """Scale gradients so that their global L2 norm is at most `max_norm` (0: leave them), and return the norm before."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else math.inf)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-
-class StateOffload:
-    """Moves an optimizer's moments between its device and page-locked memory of the host, which is kept for the next time.
-
-    Page-locked memory is slow to get and several times faster to copy to and from.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self._optimizer = optimizer
-        self._held: dict[tuple[int, str], Tensor] = {}
-
-    def to_host(self) -> None:
-        """Leave the moments on the host. The step counters stay where the fused kernel wants them."""
-        for key, state, name in self._moments():
-            value = state[name]
-            if key not in self._held:
-                self._held[key] = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
-            state[name] = self._held[key].copy_(value, non_blocking=True)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-
-    def to_device(self, device: torch.device) -> None:
-        """Bring the moments to the device."""
-        for _, state, name in self._moments():
-            state[name] = state[name].to(device, non_blocking=True)
-
-    def _moments(self) -> Iterator[tuple[tuple[int, str], dict, str]]:
-        for number, state in enumerate(self._optimizer.state.values()):
-            for name, value in state.items():
-                if isinstance(value, Tensor) and name != "step":
-                    yield (number, name), state, name
-
-
-def make_state_offload(
-    optimizer: torch.optim.Optimizer | None, fsdp: FSDPConfig, device: torch.device
-) -> StateOffload | None:
-    """Where the moments go between updates; None: they stay, or FSDP's own offload moves them."""
-    moves = fsdp.optimizer_offload and device.type == "cuda" and not fsdp.offload_policy
-    return StateOffload(optimizer) if moves and optimizer is not None else None
