@@ -142,6 +142,22 @@ def test_scoring_goes_on_while_the_caller_does_something_else(manager):
     assert handle.result().scores == [4.0, 4.0]
 
 
+def test_samples_that_come_in_parts_keep_their_places(manager):
+    handle = manager.expect(3)
+    handle.add([2, 0], inputs("abc", "abcde"))
+    handle.add([1], inputs("a"))
+    assert handle.result().scores == manager.score(inputs("abcde", "a", "abc")).scores
+
+
+def test_quick_scorers_in_parts_and_with_failures():
+    with RewardManager(RewardConfig(max_failure_ratio=0.5), CustomRewardConfig()) as manager:
+        right, wrong = (RewardInput("openai/gsm8k", text, "7") for text in ("#### 7", "#### 8"))
+        handle = manager.expect(3)
+        handle.add([1], [right])
+        handle.add([0, 2], [wrong, right])
+        assert handle.result().scores == [0.0, 1.0, 1.0]
+
+
 def test_slow_functions_use_all_workers(manager):
     manager.score(inputs("a"))
     start = time.perf_counter()

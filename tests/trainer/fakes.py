@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,12 +35,13 @@ class FakeRollout:
     requests: list = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
 
-    def generate(self, requests):
+    def stream(self, requests):
+        """The last sample first."""
         self.requests += requests
-        return [
-            [self._completion(r.stream + 10 * k if r.sampling.temperature else 99) for k in range(r.sampling.n)]
-            for r in requests
-        ]
+        samples = [(i, k) for i, r in enumerate(requests) for k in range(r.sampling.n)]
+        for i, k in reversed(samples):
+            request = requests[i]
+            yield i, k, self._completion(request.stream + 10 * k if request.sampling.temperature else 99)
 
     def _completion(self, first: int) -> Completion:
         return Completion([first, EOS], [-0.5, -0.25], "stop" if first % 2 else "length", self.version)
@@ -65,16 +65,32 @@ class FakeTracker:
 
 
 class FakeRewards:
-    """Scores a text by `scores[text]`, with the metrics given."""
+    """Scores a text by `scores[text]`, with the metrics and answers given."""
 
-    def __init__(self, scores: dict[str, float], metrics: dict[str, list] | None = None, failed: tuple[int, ...] = ()):
-        self.scores, self.metrics, self.failed = scores, metrics or {}, list(failed)
+    def __init__(self, scores: dict[str, float], metrics: dict | None = None, failed: tuple = (), answers: list = ()):
+        self.scores, self.metrics, self.failed, self.answers = scores, metrics or {}, list(failed), list(answers)
         self.seen: list = []
 
-    def submit(self, samples):
+    def expect(self, count):
+        return FakeHandle(self, [None] * count)
+
+    def score(self, samples):
         self.seen += samples
-        result = RewardResult([self.scores[s.solution_str] for s in samples], self.metrics, self.failed, ["oh no"])
-        return SimpleNamespace(result=lambda: result)
+        scores = [self.scores[s.solution_str] for s in samples]
+        return RewardResult(scores, self.metrics, self.failed, ["oh no"], self.answers)
+
+
+@dataclass
+class FakeHandle:
+    rewards: FakeRewards
+    samples: list
+
+    def add(self, indices, samples):
+        for index, sample in zip(indices, samples, strict=True):
+            self.samples[index] = sample
+
+    def result(self):
+        return self.rewards.score(self.samples)
 
 
 class FakeEngine:

@@ -34,13 +34,13 @@ class Rewards(FakeRewards):
         super().__init__({}, metrics)
         self.spread = spread
 
-    def submit(self, samples):
+    def score(self, samples):
         self.seen += samples
         texts = [int(s.solution_str) for s in samples]
         # The fake rollout writes stream + 10 k: streams count prompts, in the order in which they are drawn.
         scores = [float(text >= 10) if text % 10 in self.spread else 1.0 for text in texts]
         metrics = {name: [value(text) for text in texts] for name, value in self.metrics.items()}
-        return type("Handle", (), {"result": lambda _: RewardResult(scores, metrics)})()
+        return RewardResult(scores, metrics)
 
 
 def run_of(spread, *overrides, metrics=None, wanted=2, batch=2, **fields):

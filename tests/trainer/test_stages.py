@@ -67,8 +67,8 @@ def prompts(*ids):
 
 
 def test_samples_of_a_prompt_lie_side_by_side_each_with_its_stream():
-    run = fake_run()
-    batch = stages.generate(run, prompts([5], [6, 7]), SamplingParams(max_tokens=8, n=2), first_stream=20)
+    run = fake_run(rewards=FakeRewards({}))
+    batch, _ = stages.generate(run, prompts([5], [6, 7]), SamplingParams(max_tokens=8, n=2), first_stream=20)
     assert batch["uid"] == ["p0", "p0", "p1", "p1"]
     assert [r.tolist() for r in batch["prompt_ids"].rows()] == [[5], [5], [6, 7], [6, 7]]
     assert [r.tolist() for r in batch["response_ids"].rows()] == [[20, EOS], [30, EOS], [21, EOS], [31, EOS]]
@@ -100,9 +100,9 @@ def test_stop_tokens_are_the_tokenizers_and_the_generation_configs(more, ids):
 
 def test_rewards_get_the_text_without_special_tokens_and_the_rows_truth():
     run = fake_run(rewards=FakeRewards({"20": 0.0, "30": 1.0}))
-    batch = stages.generate(run, prompts([5]), SamplingParams(max_tokens=8, n=2), first_stream=20)
+    batch, rewards = stages.generate(run, prompts([5]), SamplingParams(max_tokens=8, n=2), first_stream=20)
     log = StepLog()
-    scored = stages.collect_rewards(run, batch, stages.submit_rewards(run, batch), log)
+    scored = stages.collect_rewards(run, batch, rewards, log)
     question = [{"role": "user", "content": "question 0"}]
     assert run.rewards.seen[1] == RewardInput("sums", "30", "0", {"index": 0}, 2, question)
     assert scored["score"].tolist() == [0.0, 1.0]

@@ -96,16 +96,9 @@ def test_further_numbers_of_the_reward_have_names_of_their_own():
 
 def test_accuracy_is_a_core_number_and_votes_count_where_answers_are_known():
     acc = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
-    rewards = FakeRewards(dict.fromkeys(["0", "10", "1", "11", "2", "12"], 0.5), metrics={"acc": acc})
     answers = ["7", "8", "7", "7", None, None]
-    submit = rewards.submit
-
-    def with_answers(samples):
-        result = submit(samples).result()
-        result.answers = answers
-        return SimpleNamespace(result=lambda: result)
-
-    rewards.submit = with_answers
+    scores = dict.fromkeys(["0", "10", "1", "11", "2", "12"], 0.5)
+    rewards = FakeRewards(scores, metrics={"acc": acc}, answers=answers)
     key = "actor_rollout_ref.rollout.val_kwargs"
     values = validation.validate(fake_run(rewards, f"{key}.do_sample=True", f"{key}.temperature=1", f"{key}.n=2"))
     assert values["val-core/sums/acc/mean@2"] == 0.75

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import verl.rewards.scorers  # noqa: F401  (registers the built-in scorers)
@@ -11,7 +11,7 @@ from verl.errors import RewardError
 from verl.rewards.custom import CustomFunction
 from verl.rewards.outcome import score_in_process, with_model_score
 from verl.rewards.pool import START_SECONDS, Listener, PoolJob, WorkerPool
-from verl.rewards.registry import check_data_sources, find_scorer, make_shaper
+from verl.rewards.registry import Scorer, check_data_sources, find_scorer, make_shaper
 from verl.rewards.types import Outcome, RewardInput, RewardResult, ScoringModel
 from verl.rewards.worker import is_async
 
@@ -23,18 +23,31 @@ CONCURRENT_CALLS = 256
 """Calls of an async function that one worker has under way at once."""
 
 
+NOT_YET = RewardInput("", "")
+"""Holds the place of a sample that has not come."""
+
 SLOWER_IN_WORKERS = 10
 """So many times as long as here may the import of the user's file take in a worker, where that is over a minute."""
 
 
 class RewardHandle:
-    """Scores under way. `result` waits for them; it may be called again."""
+    """Scores of `count` samples that come together or in parts. `result` waits for them; it may be called again."""
 
-    def __init__(self, manager: RewardManager, samples: list[RewardInput]):
-        self._manager, self._samples = manager, samples
-        self._outcomes: list[Outcome | None] = [None] * len(samples)
+    def __init__(self, manager: RewardManager, count: int):
+        self._manager = manager
+        self._samples: list[RewardInput] = [NOT_YET] * count
+        self._outcomes: list[Outcome | None] = [None] * count
         self._jobs: list[tuple[PoolJob, list[int]]] = []
         self._result: RewardResult | None = None
+
+    def add(self, indices: Sequence[int], samples: list[RewardInput], listener: Listener | None = None) -> None:
+        """Start scoring these samples, which have these places among all of them."""
+        for index, sample in zip(indices, samples, strict=True):
+            self._samples[index] = sample
+        done, jobs = self._manager.start(samples, listener)
+        for number, outcome in done.items():
+            self._outcomes[indices[number]] = outcome
+        self._jobs += [(job, [indices[number] for number in numbers]) for job, numbers in jobs]
 
     def result(self) -> RewardResult:
         """Raises RewardError when more than `reward.max_failure_ratio` of the samples failed."""
@@ -118,39 +131,51 @@ class RewardManager:
         if self.custom is not None or slow:
             self._pool.start(tuple(sorted({module for scorer in slow for module in scorer.imports})), limit)
 
+    def expect(self, count: int) -> RewardHandle:
+        """For `count` samples that are to come in parts."""
+        return RewardHandle(self, count)
+
     def submit(self, samples: list[RewardInput], listener: Listener | None = None) -> RewardHandle:
         """Start scoring. Quick built-in scorers are done when this returns. listener: hears of each outcome as it comes;
         of None where a reward model alone scores, which it does in `finish`.
         """
+        handle = self.expect(len(samples))
+        handle.add(range(len(samples)), samples, listener)
+        return handle
+
+    def start(
+        self, samples: list[RewardInput], listener: Listener | None = None
+    ) -> tuple[dict[int, Outcome], list[tuple[PoolJob, list[int]]]]:
+        """(outcomes that are there at once, by the sample's number; work under way, and the samples that it is about)."""
         if not self._checked:
             self.check(sample.data_source for sample in samples)
-        handle = RewardHandle(self, samples)
         if not self.uses_rules:
             for index in range(len(samples) if listener is not None else 0):
                 listener.scored(index, None)
-            return handle
+            return {}, []
         if self.custom is not None:
             job = self._pool.submit(None, samples, self.config.timeout, self._chunk, listener)
-            handle._jobs.append((job, list(range(len(samples)))))
-            return handle
+            return {}, [(job, list(range(len(samples))))]
         check_data_sources({sample.data_source for sample in samples}, has_custom=False)
         scorers = {name: find_scorer(name) for name in {sample.data_source for sample in samples}}
         slow: dict[str, list[int]] = {}
+        done: dict[int, Outcome] = {}
         for index, sample in enumerate(samples):
             scorer = scorers[sample.data_source]
             if scorer.quick:
-                handle._outcomes[index] = outcome = score_in_process(scorer.function, sample)
+                done[index] = score_in_process(scorer.function, sample)
                 if listener is not None:
-                    listener.scored(index, outcome)
+                    listener.scored(index, done[index])
             else:
                 slow.setdefault(sample.data_source, []).append(index)
-        for name, indices in slow.items():
-            scorer = scorers[name]
-            limit = min(scorer.timeout, self.config.timeout)
-            chosen, renumbered = [samples[i] for i in indices], _Renumbered(listener, indices) if listener else None
-            job = self._pool.submit(scorer.function, chosen, limit, listener=renumbered)
-            handle._jobs.append((job, indices))
-        return handle
+        return done, [self._in_workers(scorers[name], samples, i, listener) for name, i in slow.items()]
+
+    def _in_workers(
+        self, scorer: Scorer, samples: list[RewardInput], indices: list[int], listener: Listener | None
+    ) -> tuple[PoolJob, list[int]]:
+        limit = min(scorer.timeout, self.config.timeout)
+        chosen, renumbered = [samples[i] for i in indices], _Renumbered(listener, indices) if listener else None
+        return self._pool.submit(scorer.function, chosen, limit, listener=renumbered), indices
 
     def attach(self, model: ScoringModel) -> None:
         """The reward model; its outcomes are taken when a handle's result is asked for."""

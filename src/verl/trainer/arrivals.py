@@ -11,7 +11,7 @@ import torch
 from verl.data.batch import Ragged, SampleBatch
 from verl.rewards.manager import RewardManager
 from verl.rewards.types import Outcome, RewardInput, RewardResult
-from verl.trainer import stages
+from verl.trainer.reward_stream import reward_inputs
 from verl.trainer.run import Run
 
 # What a sample has when it can be trained on. prompt: its prompt's place in the training data. outcome: of its reward.
@@ -76,7 +76,8 @@ def unpack(run: Run, taken: SampleBatch) -> tuple[SampleBatch, Arrived]:
         policy_versions=versions,
     )
     outcomes = [None if values is None else Outcome(*values) for values in taken["outcome"]]
-    return batch, Arrived(run.rewards, stages.reward_inputs(run, batch), outcomes)
+    inputs = reward_inputs(run, batch, [ids.tolist() for ids in responses.rows()])
+    return batch, Arrived(run.rewards, inputs, outcomes)
 
 
 def staleness_metrics(versions: Ragged, step: int) -> Mapping[str, float]:

@@ -67,10 +67,10 @@ def _draw(run: Run, number: int, log: StepLog, draws: list[dict[str, float]]) ->
     # The step's number alone would not tell two draws of one prompt in one step apart.
     prompts = prompts.with_columns(uid=[f"{uid}-{number}" for uid in prompts["uid"]])
     with log.time("gen"):
-        batch = stages.generate(run, prompts, stages.training_sampling(run), first_stream=first)
+        batch, rewards = stages.generate(run, prompts, stages.training_sampling(run), first_stream=first)
     numbers = StepLog()
     with log.time("reward"):
-        batch = stages.collect_rewards(run, batch, stages.submit_rewards(run, batch), numbers)
+        batch = stages.collect_rewards(run, batch, rewards, numbers)
     keeps = in_group_with_spread(_metric(run, batch), group_numbers(batch))
     draws.append(
         {**numbers.metrics, "score": float(batch["score"].mean()), "filtered": float((~keeps).double().mean())}

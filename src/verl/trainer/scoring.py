@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from verl.core.transfer_queue.api import QueueClosed, TransferQueue
-from verl.data.batch import Ragged
 from verl.rewards.types import Outcome
-from verl.trainer import stages
 from verl.trainer.arrivals import prompts_of, scored
+from verl.trainer.reward_stream import reward_inputs
 from verl.trainer.run import Run
 
 
@@ -40,10 +39,8 @@ class Scoring:
             return
         samples, self._waiting = self._waiting, []
         uids = [uid for uid, _, _ in samples]
-        batch = prompts_of(self._run, uids, torch.tensor([row["prompt"] for *_, row in samples]))
-        responses = Ragged.from_rows([row["response_ids"] for *_, row in samples])
-        mask = responses.with_values(torch.ones_like(responses.values, dtype=torch.bool))
-        inputs = stages.reward_inputs(self._run, batch.with_columns(response_ids=responses, response_mask=mask))
+        prompts = prompts_of(self._run, uids, torch.tensor([row["prompt"] for *_, row in samples]))
+        inputs = reward_inputs(self._run, prompts, [row["response_ids"].tolist() for *_, row in samples])
         self._run.rewards.submit(inputs, _Listener(self, [(uid, index) for uid, index, _ in samples]))
 
     def put(self, uid: str, index: int, outcome: Outcome | None) -> None:

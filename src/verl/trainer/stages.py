@@ -13,15 +13,16 @@ from verl.algorithms.segments import place_scores
 from verl.config.derived import name_list
 from verl.core.model_engine.loading import end_tokens
 from verl.core.rollout_engine.api import Completion, Request, SamplingParams
+from verl.core.rollout_engine.requests import assemble
 from verl.data.batch import Ragged, SampleBatch
 from verl.errors import RewardError
-from verl.rewards.manager import RewardHandle
-from verl.rewards.types import RewardInput, RewardResult
+from verl.rewards.types import RewardResult
 from verl.trainer.algorithm import advantage_options, aggregation, loss_options
 from verl.trainer.correction import correct, read_correction
 from verl.trainer.groups import group_numbers, reward_components
 from verl.trainer.losses import ActorLoss, CriticLoss, mismatch_of_update, select_tokens, with_loss_weights
 from verl.trainer.policy_statistics import add_policy_statistics
+from verl.trainer.reward_stream import RewardStream
 from verl.trainer.run import Run
 from verl.trainer.steplog import StepLog
 
@@ -51,8 +52,11 @@ def stop_token_ids(run: Run) -> tuple[int, ...]:
     return end_tokens(run.tokenizer, getattr(run.roles.actor, "generation_config", None))
 
 
-def generate(run: Run, prompts: SampleBatch, sampling: SamplingParams, first_stream: int) -> SampleBatch:
-    """`sampling.n` samples of each prompt: [P] prompts -> [P x n] samples, those of a prompt side by side.
+def generate(
+    run: Run, prompts: SampleBatch, sampling: SamplingParams, first_stream: int
+) -> tuple[SampleBatch, RewardStream]:
+    """`sampling.n` samples of each prompt: [P] prompts -> [P x n] samples, those of a prompt side by side; and their
+    rewards, each under way since its sample finished.
 
     first_stream: number of the first prompt's random stream; the following prompts take the following numbers.
 
@@ -61,9 +65,10 @@ def generate(run: Run, prompts: SampleBatch, sampling: SamplingParams, first_str
     """
     rows = prompts["prompt_ids"].rows()
     requests = [Request(ids.tolist(), sampling, first_stream + i) for i, ids in enumerate(rows)]
-    completions = [c for group in run.roles.rollout.generate(requests) for c in group]
+    rewards = RewardStream(run, prompts, sampling.n)
+    groups = assemble(requests, rewards.through(run.roles.rollout.stream(requests)))
     repeated = prompts.select(torch.arange(len(prompts)).repeat_interleave(sampling.n))
-    return repeated.with_columns(**completion_columns(completions))
+    return repeated.with_columns(**completion_columns([c for group in groups for c in group])), rewards
 
 
 def completion_columns(completions: list[Completion]) -> dict:
@@ -76,22 +81,6 @@ def completion_columns(completions: list[Completion]) -> dict:
         "finish_reason": [c.finish_reason for c in completions],
         "policy_version": torch.tensor([c.version for c in completions], dtype=torch.int64),
     }
-
-
-def submit_rewards(run: Run, batch: SampleBatch) -> RewardHandle:
-    """Start scoring every sample; scoring goes on in other processes while this one does."""
-    return run.rewards.submit(reward_inputs(run, batch))
-
-
-def reward_inputs(run: Run, batch: SampleBatch) -> list[RewardInput]:
-    """What is scored: the response's text, and what the prompt's row says of it."""
-    texts = run.tokenizer.batch_decode([ids.tolist() for ids in batch["response_ids"].rows()], skip_special_tokens=True)
-    mask = batch["response_mask"]
-    tokens = mask.with_values(mask.values.long()).sums().tolist()
-    names = ("data_source", "ground_truth", "extra_info", "raw_prompt")
-    source, truth, extra, messages = (batch[name] for name in names)
-    columns = zip(source, texts, truth, extra, tokens, messages)
-    return [RewardInput(*row) for row in columns]
 
 
 class Rewards(Protocol):
@@ -133,8 +122,8 @@ def add_baselines(run: Run, batch: SampleBatch, prompts: SampleBatch, log: StepL
     if not run.estimator.needs.baseline_rollout:
         return batch
     greedy = SamplingParams(run.config.data.max_response_length, temperature=0.0, stop_token_ids=stop_token_ids(run))
-    samples = generate(run, prompts, greedy, first_stream=0)
-    result = submit_rewards(run, samples).result()
+    samples, rewards = generate(run, prompts, greedy, first_stream=0)
+    result = rewards.result()
     say_failures(run, result)
     by_uid = dict(zip(samples["uid"], result.scores))
     baseline = torch.tensor([by_uid[uid] for uid in batch["uid"]], dtype=torch.float32)

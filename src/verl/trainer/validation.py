@@ -43,9 +43,9 @@ def validate(run: Run) -> dict[str, float]:
     parts, handles = [], []
     for start in range(0, len(run.val_prompts), size):
         prompts = run.val_prompts.batch(range(start, min(start + size, len(run.val_prompts))), step=run.step)
-        part = stages.generate(run, prompts, how, first_stream=start)
+        part, rewards = stages.generate(run, prompts, how, first_stream=start)
         parts.append(part)
-        handles.append(stages.submit_rewards(run, part))
+        handles.append(rewards)
     batch = SampleBatch.cat(parts)
     results = [h.result() for h in handles]
     for result in results:

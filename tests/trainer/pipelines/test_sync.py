@@ -43,7 +43,6 @@ class Recorder:
             "draw_prompts",
             "generate",
             "training_sampling",
-            "submit_rewards",
             "add_baselines",
             "add_log_probs",
             "collect_rewards",
@@ -51,7 +50,8 @@ class Recorder:
             "update_critic",
             "update_actor",
         ]:
-            monkeypatch.setattr(stages, name, lambda *a, name=name, **k: (note(name), batch)[1])
+            given = (batch, "rewards") if name == "generate" else batch
+            monkeypatch.setattr(stages, name, lambda *a, name=name, given=given, **k: (note(name), given)[1])
         monkeypatch.setattr(checkpoints, "save", lambda run, metrics: note(f"save {run.step}"))
         monkeypatch.setattr(sync, "validate", lambda run: (note(f"validate {run.step}"), {"val/test_score/a": 1.0})[1])
         monkeypatch.setattr(sync, "batch_metrics", lambda *a: {})
@@ -100,7 +100,6 @@ def test_one_step_in_order(monkeypatch):
         "draw_prompts",
         "training_sampling",
         "generate",
-        "submit_rewards",
         "add_baselines",
         "sleep",
         "add_log_probs",

@@ -64,8 +64,8 @@ def train_step(run: Run, log: StepLog) -> SampleBatch:
     else:
         prompts = stages.draw_prompts(run)
         with log.time("gen"):
-            batch = stages.generate(run, prompts, stages.training_sampling(run), first_stream=run.step * len(prompts))
-        rewards = stages.submit_rewards(run, batch)
+            sampling = stages.training_sampling(run)
+            batch, rewards = stages.generate(run, prompts, sampling, first_stream=run.step * len(prompts))
         batch = stages.add_baselines(run, batch, prompts, log)
     if run.config.actor_rollout_ref.rollout.free_cache_engine:
         run.roles.rollout.sleep()
@@ -78,7 +78,9 @@ def train_step(run: Run, log: StepLog) -> SampleBatch:
 
 def learn(run: Run, batch: SampleBatch, rewards: stages.Rewards | None, log: StepLog) -> SampleBatch:
     """From samples to updates: log-probs, rewards where they are still to come, advantages, critic, actor."""
-    batch = stages.add_log_probs(run, batch, log)  # rewards are computed in other processes meanwhile
+    batch = stages.add_log_probs(
+        run, batch, log
+    )  # rewards that are still to come are computed in other processes meanwhile
     if rewards is not None:
         with log.time("reward"):
             batch = stages.collect_rewards(run, batch, rewards, log)
