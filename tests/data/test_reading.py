@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from verl.data.reading import count_rows, list_files, read_rows
@@ -95,6 +97,14 @@ def test_bad_jsonl(tmp_path, text, said):
     path.write_text(text)
     with pytest.raises(DataError, match=said):
         read_rows(path, COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_file_without_rows_is_named_by_whoever_counts_them(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("") if name == "a.jsonl" else pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), path)
+    with pytest.raises(DataError, match=rf"{name} has no rows\. Write it again with at least one prompt"):
+        count_rows(path)
 
 
 def test_bad_parquet(tmp_path, write):

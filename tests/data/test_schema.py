@@ -49,6 +49,7 @@ def test_prompt_alone_is_enough_where_no_truth_is_needed():
         (row("w1", reward_model="42"), "column 'reward_model' holds a str"),
         (row("w1", reward_model={"style": "rule"}), "'ground_truth' is missing"),
         ({"prompt": "w1"}, "'ground_truth' is missing"),
+        (row("w1", reward_model={"ground_truth": float("nan")}), "'ground_truth' is missing"),
     ],
 )
 def test_a_bad_row_is_named_with_file_row_column_and_mend(bad, said):

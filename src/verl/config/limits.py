@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os.path
 from typing import Any
 
 from verl.config.keys import Key
@@ -29,6 +30,10 @@ def limit_problem(key: Key, value: Any) -> str:
         )
         if not inside:
             return f"{key.name}={value}: has to be {key.limit_words or 'a number'}."
+    for text in value if isinstance(value, list) else [value]:
+        # What expanduser leaves as it is would raise in pathlib, long after.
+        if isinstance(text, str) and text.startswith("~") and os.path.expanduser(text) == text:
+            return f"{key.name}={text}: {text.partition('/')[0]} is nobody's home folder here. Write the path in full."
     return ""
 
 

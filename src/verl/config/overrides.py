@@ -95,6 +95,10 @@ def _how_to_quote(key: str, value: str, error: HydraException) -> str:
         )
     if "'" in value or '"' in value:
         return f"For a text with quotes or other special characters, escape the inner quotes: \"{key}='it\\'s'\"."
+    inner = value[1:-1]
+    if value[:1] + value[-1:] in ("[]", "()") and not _STRUCTURE - {","} & set(inner):
+        quoted = ",".join(f"'{item.strip()}'" for item in inner.split(","))
+        return f'For a list write "{key}=[{quoted}]".'
     if "(" in value:
         return f"Brackets call a function of Hydra; for a text write \"{key}='{value}'\"."
     reason = str(error).splitlines()[0]

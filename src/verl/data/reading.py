@@ -88,8 +88,12 @@ def read_rows(path: Path, columns: list[str], required: Mapping[str, str] | None
         rows = list(_read_jsonl(path))
         check_columns(path, list(dict.fromkeys(name for row in rows for name in row.fields)), required or {})
     if not rows:
-        raise DataError(f"{path} has no rows. Write it again with at least one prompt, or leave it out of the list.")
+        raise _no_rows(path)
     return rows
+
+
+def _no_rows(path: Path) -> DataError:
+    return DataError(f"{path} has no rows. Write it again with at least one prompt, or leave it out of the list.")
 
 
 def check_parquet_columns(path: Path, required: Mapping[str, str]) -> None:
@@ -113,7 +117,16 @@ def count_rows(path: Path) -> int:
     """Rows of a parquet file from its footer, objects of a jsonl file by its lines.
 
     A file that holds one JSON list counts as its entries, which means reading it.
+
+    Raises:
+        DataError: the file cannot be read or is empty.
     """
+    if count := _count(path):
+        return count
+    raise _no_rows(path)
+
+
+def _count(path: Path) -> int:
     if FORMATS[path.suffix] == "parquet":
         try:
             return pq.read_metadata(path).num_rows

@@ -138,7 +138,7 @@ def _ground_truth(reward_model: Any, required: bool) -> Any:
             f'column \'reward_model\' holds a {found}. Write an object: {{"style": "rule", "ground_truth": …}}.'
         )
     truth = (reward_model or {}).get("ground_truth")
-    if truth is None and required:
+    if required and (truth is None or truth != truth):  # a gap in a column of numbers is NaN
         raise _BadRow(
             "column 'reward_model': 'ground_truth' is missing, and the built-in scorers compare with it. "
             'Write {"style": "rule", "ground_truth": "42"}, or give your own function with custom_reward_function.path.'
