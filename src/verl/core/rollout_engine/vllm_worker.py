@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from verl.core.rollout_engine.weight_buckets import BucketReader
 
@@ -52,7 +53,8 @@ class VLLMWorkerExtension:
             self._verl_reader = BucketReader()
         tensors = self._verl_reader.tensors(bucket)
         # Layer-by-layer loading keeps tensors until their layer is whole; by then the bucket holds the next ones.
-        self.verl_load_weights(tensors if self._verl_direct() else ((name, t.clone()) for name, t in tensors))
+        with ThroughOwnMemory():
+            self.verl_load_weights(tensors if self._verl_direct() else ((name, t.clone()) for name, t in tensors))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -85,6 +87,25 @@ class VLLMWorkerExtension:
 
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
             yield
+
+
+class ThroughOwnMemory(TorchDispatchMode):
+    """Copies from another GPU come by way of ordinary memory of the GPU that they go to; of a slice, the slice alone.
+
+    An engine that can sleep has its weights in mapped memory, which no GPU but their own may write. torch lets the source's
+    GPU do a copy between two, which CUDA then refuses ("invalid argument").
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            args = (args[0], brought_over(*args[:2]), *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+def brought_over(target: Tensor, source: Tensor) -> Tensor:
+    """The source, or where it lies on another GPU a copy of it on the target's."""
+    two_gpus = target.is_cuda and source.is_cuda and target.device != source.device
+    return source.to(target.device) if two_gpus else source
 
 
 def _repack_tied_heads(model: nn.Module) -> None:
