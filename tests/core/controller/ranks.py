@@ -1,14 +1,12 @@
-"""Work for one rank of a gloo group, and processes that do it: what several ranks compute is held to what one computes."""
+"""Work for one rank of a gloo group: what several ranks compute is held to what one computes."""
 
 from __future__ import annotations
 
 import copy
-import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from tests.core.model_engine import test_fsdp_engine
 from tests.core.model_engine.conftest import make_batch, make_config, make_pair
 from tests.core.model_engine.test_fsdp_engine import actor_loss
@@ -21,38 +19,12 @@ from verl.core.controller.dispatch import balanced
 from verl.core.model_engine import attention
 from verl.core.model_engine.api import MicroBatching
 from verl.core.model_engine.lora import BaseReference, add_adapters
-from verl.core.model_engine.parallel import join_process_group
 from verl.trainer.losses import CriticLoss, with_loss_weights
 
 CPU = torch.device("cpu")
 # Small enough that ranks come to unlike numbers of micro-batches.
 HEADS = ((4, 2), (4, 1))
 LIMITS = {"tokens": MicroBatching(9), "samples": MicroBatching(0, max_samples=1), "whole": MicroBatching(10_000)}
-
-
-def on_ranks(world: int, folder: Path) -> list[dict]:
-    """What `work` gives on each rank of a group of `world` processes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    context = mp.spawn(_rank, (world, str(folder)), nprocs=world, join=False)
-    while not context.join(timeout=180):
-        pass
-    results = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
-    for rank, result in enumerate(results):
-        if isinstance(result, str):
-            raise AssertionError(f"rank {rank} of {world}:\n{result}")
-    return results
-
-
-def _rank(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", world)
-    join_process_group(CPU, store, rank, world, 60, "127.0.0.1")
-    try:
-        result = work(Path(folder))
-    except BaseException:
-        result = traceback.format_exc()
-    torch.save(result, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
 def whole_batch(samples: int = 7):
@@ -134,13 +106,14 @@ def critic_update():
 
 
 def adapters():
-    """Two updates of LoRA adapters, the merged weights, and the log-probs without adapters."""
+    """Two updates of LoRA adapters, the merged weights, the log-probs without adapters, and the weights for one rank alone."""
     model = make_pair(seed=dist.get_rank())[0]
     add_adapters(model, ModelConfig(lora_rank=2, lora_alpha=4, target_modules="all-linear"), "base")
     engine = test_fsdp_engine.make_engine(LIMITS["tokens"], model)
     batch, group = share(whole_batch())
     metrics = [engine.train_batch(batch, actor_loss()) for _ in range(2)]
-    return metrics, weights_of(engine), group, BaseReference(engine).log_probs(batch, 1.0)[0]
+    taken = {name: tensor.clone() for name, tensor in engine.export_weights(bucket_bytes=8192, takers=(0,))}
+    return metrics, weights_of(engine), group, BaseReference(engine).log_probs(batch, 1.0)[0], taken
 
 
 def sequences(heads, ranks=2):
@@ -182,7 +155,7 @@ def exported():
     plain = {n: t.clone() for n, t in engine.export_weights(bucket_bytes=8192, traffic=traffic)}
     half = {n: t.clone() for n, t in engine.export_weights(dtype=torch.bfloat16, bucket_bytes=8192)}
     whole = {n: p.full_tensor() for n, p in engine._named_parameters()}
-    return plain, half, whole, traffic
+    return plain, half, whole, (traffic.received, traffic.peak_extra)
 
 
 def sent(folder: Path):
@@ -201,9 +174,10 @@ def sent(folder: Path):
         if rank == 0:
             traffic = Traffic()
             total = channel.send(tensors.items(), torch.bfloat16, traffic)
-            received.append(({n: t.bfloat16() for n, t in tensors.items()}, total, traffic))
+            received.append(({n: t.bfloat16() for n, t in tensors.items()}, total, traffic.peak_extra))
         else:
-            received.append(({n: t.clone() for n, t in channel.receive()}, None, None))
+            traffic = Traffic()
+            received.append(({n: t.clone() for n, t in channel.receive(traffic)}, traffic.received, traffic.peak_extra))
     if rank == 0:
         try:
             channel.send([("a", torch.zeros(7, 4))])

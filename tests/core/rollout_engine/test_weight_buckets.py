@@ -45,6 +45,7 @@ def test_every_tensor_arrives_cast_and_in_order(bucket_bytes, dtype):
         torch.testing.assert_close(arrived[name], expected, rtol=0, atol=0)
     # 15 + 7 + 1 + 1200 + 8 + 6 floating numbers and 3 of 8 bytes.
     assert sent == 1237 * dtype.itemsize + 24
+    assert writer.largest == max(bucket_bytes, 1200 * dtype.itemsize)
     assert (deliveries == 1) == (bucket_bytes == 1 << 20)
     assert _leftovers() == before
 

@@ -74,13 +74,12 @@ class WeightChannel:
         traffic = traffic or Traffic()
         number = total = 0
         flight: tuple[Tensor, dist.Work] | None = None
-        for entries, buffer in self._filled(weights, dtype):
-            traffic.hold(buffer.nbytes)
+        for entries, buffer in self._filled(weights, dtype, traffic):
             self._agree(number, (entries, buffer.numel()))
-            before, flight = flight, (buffer, self._broadcast(buffer))
-            if before is not None:
-                before[1].wait()  # so that two buckets live at most
-                traffic.hold(-before[0].nbytes)
+            work = self._broadcast(buffer)
+            if flight is not None:
+                flight[1].wait()  # so that two buckets live at most
+            flight = buffer, work
             number += 1
             total += sum(entry.bytes for entry in entries)
         self._agree(number, ([], 0))
@@ -104,11 +103,11 @@ class WeightChannel:
             ahead = self._expect(number, traffic)
             for entry in entries:
                 yield entry.name, entry.of(buffer)
-            traffic.hold(-buffer.nbytes)
+            buffer.untyped_storage().resize_(0)  # the caller may still have its last tensor
         self._finish()
 
     def _filled(
-        self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None
+        self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None, traffic: Traffic
     ) -> Iterator[tuple[list[_Entry], Tensor]]:
         """Buckets with what is in them."""
         entries: list[_Entry] = []
@@ -120,7 +119,7 @@ class WeightChannel:
                 yield entries, buffer[:used]
                 entries = []
             if not entries:
-                buffer, used = self._empty(max(size, self.bucket_bytes)), 0
+                buffer, used = traffic.hold(self._empty(max(size, self.bucket_bytes))), 0
             entries.append(_Entry(name, kind, tuple(tensor.shape), used))
             entries[-1].of(buffer).copy_(tensor, non_blocking=True)
             used = min(used + -(-size // ALIGNMENT) * ALIGNMENT, buffer.numel())
@@ -141,8 +140,7 @@ class WeightChannel:
         entries, size = self._layout[number]
         if not entries:
             return None
-        buffer = self._empty(size)
-        traffic.hold(size)
+        buffer = traffic.hold(self._empty(size))
         traffic.received += size
         return entries, buffer, self._broadcast(buffer)
 

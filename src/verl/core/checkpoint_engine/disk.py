@@ -168,17 +168,16 @@ def save_hf_side(folder: Path | str, model_config: Any, tokenizer: Any = None, g
     return target
 
 
-def keep_whole(weights: Iterable[tuple[str, Tensor]], dtype: Any, write: bool) -> dict[str, Tensor]:
-    """Whole weights in host memory on the rank with `write`; the others only go through them, since gathering needs all.
+def keep_whole(weights: Iterable[tuple[str, Tensor]], dtype: Any) -> dict[str, Tensor]:
+    """Whole weights in host memory.
 
     dtype: of the numbers kept, a torch dtype or its name; None keeps theirs.
     """
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     kept: dict[str, Tensor] = {}
     for name, tensor in weights:
-        if write:
-            wanted = precision if tensor.is_floating_point() else None
-            kept[name] = tensor.detach().to("cpu", dtype=wanted, copy=True).contiguous()
+        wanted = precision if tensor.is_floating_point() else None
+        kept[name] = tensor.detach().to("cpu", dtype=wanted, copy=True).contiguous()
     return kept
 
 

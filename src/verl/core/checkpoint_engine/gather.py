@@ -2,12 +2,14 @@
 
 Each rank casts its shards to the rollout's precision, lays a bucket of them end to end, and one all-gather brings the
 other ranks' parts. While the rollout engine takes a bucket's tensors, the next bucket is on its way. So a rank receives
-each weight once, in the precision in which it is used, and holds two buckets beside what it had before.
+each weight once, in the precision in which it is used, and holds two buckets beside what it had before. Where some ranks
+have no use for whole weights, they send their shards to those that have, and receive nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -19,21 +21,22 @@ from torch.distributed.tensor import DTensor, Shard
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-@dataclass
 class Traffic:
     """What one update of the weights cost this rank.
 
-    received: bytes from other ranks. peak_extra: most bytes that buckets took at once.
+    received: bytes from other ranks. peak_extra: most bytes at once of the memory that was held for it; what one operation
+    takes and gives back, here or in a communication library, is not seen.
     """
 
-    received: int = 0
-    peak_extra: int = 0
-    _live: int = 0
+    def __init__(self) -> None:
+        self.received = self.peak_extra = 0
+        self._held: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
-    def hold(self, size: int) -> None:
-        """`size` bytes are taken (negative: given back)."""
-        self._live += size
-        self.peak_extra = max(self.peak_extra, self._live)
+    def hold(self, tensor: Tensor) -> Tensor:
+        """The tensor, whose memory counts from now until it is freed."""
+        self._held.add(tensor.untyped_storage())
+        self.peak_extra = max(self.peak_extra, sum(storage.nbytes() for storage in self._held))
+        return tensor
 
 
 @dataclass
@@ -65,12 +68,12 @@ class _Bucket:
 
 @dataclass
 class _Flight:
-    """A bucket on its way. sent has to live until `work` is done."""
+    """A bucket on its way. sent has to live until `works` are done; received: None on a rank that only sends."""
 
     bucket: _Bucket
     sent: Tensor
-    received: Tensor
-    work: dist.Work
+    received: Tensor | None
+    works: list[dist.Work]
 
 
 def gather_weights(
@@ -79,9 +82,10 @@ def gather_weights(
     *,
     dtype: torch.dtype | None,
     bucket_bytes: int,
+    takers: Collection[int] | None = None,
     traffic: Traffic | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor on `device`) of every tensor, in order.
+    """(name, whole tensor on `device`) of every tensor, in order; nothing on a rank that does not take them.
 
     All ranks of the tensors' mesh iterate to the end, together.
 
@@ -90,15 +94,18 @@ def gather_weights(
             are.
         dtype: what floating tensors are cast to before they travel; None leaves them.
         bucket_bytes: gathered size of a bucket; a larger tensor goes alone.
+        takers: ranks that get the weights; None: all.
         traffic: takes note of what it costs.
     """
     traffic = traffic or Traffic()
+    takes = takers is None or dist.get_rank() in takers
     ahead: _Flight | None = None
     for bucket in _buckets(named, dtype, bucket_bytes):
         if isinstance(bucket, tuple):
-            yield bucket
+            if takes:
+                yield bucket
             continue
-        following = _send(bucket, device, traffic)
+        following = _send(bucket, device, takers, traffic)
         if ahead is not None:
             yield from _land(ahead, traffic)
         ahead = following
@@ -153,27 +160,46 @@ def own_rows(name: str, tensor: DTensor, whole: Tensor) -> Tensor:
     return whole[start : start + chunk]
 
 
-def _send(bucket: _Bucket, device: torch.device, traffic: Traffic) -> _Flight:
-    sent = torch.empty(bucket.chunk, dtype=bucket.dtype, device=device)
+def _send(bucket: _Bucket, device: torch.device, takers: Collection[int] | None, traffic: Traffic) -> _Flight | None:
+    """Start a bucket on its way; None if no rank of its group takes it."""
+    size, own = bucket.group.size(), bucket.group.rank()
+    ranks = dist.get_process_group_ranks(bucket.group)
+    taking = [i for i, rank in enumerate(ranks) if takers is None or rank in takers]
+    if not taking:
+        return None
+    make = lambda count: traffic.hold(torch.empty(count, dtype=bucket.dtype, device=device))  # noqa: E731
+    received = make(size * bucket.chunk) if own in taking else None
+    if received is not None:
+        traffic.received += received.nbytes // size * (size - 1)
+    if len(taking) == size:
+        sent = _filled(make(bucket.chunk), bucket)
+        return _Flight(bucket, sent, received, [_all_gather(received, sent, group=bucket.group, async_op=True)])
+    by_rank = received.view(size, bucket.chunk) if received is not None else None
+    sent = _filled(make(bucket.chunk) if by_rank is None else by_rank[own], bucket)
+    moves = [dist.P2POp(dist.isend, sent, group=bucket.group, group_peer=i) for i in taking if i != own]
+    if by_rank is not None:
+        others = [i for i in range(size) if i != own]
+        moves += [dist.P2POp(dist.irecv, by_rank[i], group=bucket.group, group_peer=i) for i in others]
+    return _Flight(bucket, sent, received, dist.batch_isend_irecv(moves))
+
+
+def _filled(sent: Tensor, bucket: _Bucket) -> Tensor:
+    """`sent`, with this rank's shards in it, end to end."""
     start = 0
     for part in bucket.parts:
         sent[start : start + part.local.numel()].copy_(part.local.reshape(-1), non_blocking=True)
         start += part.chunk
-    received = torch.empty(bucket.group.size() * bucket.chunk, dtype=bucket.dtype, device=device)
-    traffic.hold(sent.nbytes + received.nbytes)
-    traffic.received += received.nbytes - sent.nbytes
-    work = _all_gather(received, sent, group=bucket.group, async_op=True)
-    return _Flight(bucket, sent, received, work)
+    return sent
 
 
 def _land(flight: _Flight, traffic: Traffic) -> Iterator[tuple[str, Tensor]]:
-    flight.work.wait()
+    for work in flight.works:
+        work.wait()
+    if flight.received is None:
+        return
     by_rank = flight.received.view(flight.bucket.group.size(), flight.bucket.chunk)
     start = 0
     for part in flight.bucket.parts:
-        whole = by_rank[:, start : start + part.chunk].reshape(-1)
-        traffic.hold(whole.nbytes)
+        whole = traffic.hold(by_rank[:, start : start + part.chunk].reshape(-1))
         yield part.name, whole[: part.shape.numel()].view(part.shape)
-        traffic.hold(-whole.nbytes)
         start += part.chunk
-    traffic.hold(-flight.sent.nbytes - flight.received.nbytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +19,7 @@ from verl.core.rollout_engine.api import RolloutEngine
 class SyncReport:
     """One rank's part in an update of the weights.
 
-    received_bytes: from other ranks. peak_extra_bytes: most that buckets took at once. sums: checksums by name, of what
+    received_bytes: from other ranks. peak_extra_bytes: most that buckets took at once, an engine's own included. sums: checksums by name, of what
     was sent or of what the engine holds, where verification is asked for. device_bytes: most that the rank's GPU has had
     allocated and reserved.
     """
@@ -39,24 +39,26 @@ def update_shared(
     dtype: torch.dtype | None,
     bucket_bytes: int,
     verify: bool,
+    takers: Collection[int] | None = None,
 ) -> SyncReport:
     """Bring the actor's weights into a rollout engine of the same process, which is awake after this.
 
-    With several ranks, all of them do this together. dtype: in which the engine generates.
+    With several ranks, all of them do this together; takers: those with an engine, None: all; the others `send`. dtype: in
+    which the engine generates.
 
     Raises:
         RuntimeError: the engine holds other weights than were sent (with verify).
     """
     started, traffic = time.perf_counter(), Traffic()
     rollout.wake()
-    weights = actor.export_weights(dtype=dtype, bucket_bytes=bucket_bytes, traffic=traffic)
+    weights = actor.export_weights(dtype=dtype, bucket_bytes=bucket_bytes, takers=takers, traffic=traffic)
     if verify:
         sums = Sums(dtype)
         rollout.load_weights(sums.watch(weights), version)
         check(sums.by_name, held_sums(rollout), "this rank's rollout engine")
     else:
         rollout.load_weights(weights, version)
-    return _report(started, traffic)
+    return _report(started, traffic, rollout=rollout)
 
 
 def send(
@@ -66,10 +68,11 @@ def send(
     dtype: torch.dtype | None,
     bucket_bytes: int,
     verify: bool,
+    takers: Collection[int] | None = None,
 ) -> SyncReport:
-    """A training rank's part: gather together, and, on the rank that has the channel, send to the rollout workers."""
+    """A training rank's part: its shards to the `takers`, and, on the one that has the channel, all to the rollout workers."""
     started, traffic = time.perf_counter(), Traffic()
-    weights = actor.export_weights(dtype=dtype, bucket_bytes=bucket_bytes, traffic=traffic)
+    weights = actor.export_weights(dtype=dtype, bucket_bytes=bucket_bytes, takers=takers, traffic=traffic)
     sums = Sums(dtype)
     if channel is None:
         for _ in weights:
@@ -84,7 +87,7 @@ def receive(rollout: RolloutEngine, channel: WeightChannel, version: int, *, ver
     started, traffic = time.perf_counter(), Traffic()
     rollout.wake()
     rollout.load_weights(channel.receive(traffic), version)
-    return _report(started, traffic, held_sums(rollout) if verify else {})
+    return _report(started, traffic, held_sums(rollout) if verify else {}, rollout)
 
 
 def held_sums(rollout: RolloutEngine) -> dict[str, int]:
@@ -100,9 +103,12 @@ def check(sent: Mapping[str, int], held: Mapping[str, int], where: str) -> None:
         )
 
 
-def _report(started: float, traffic: Traffic, sums: Mapping[str, int] | None = None) -> SyncReport:
-    device = (0, 0)
+def _report(
+    started: float, traffic: Traffic, sums: Mapping[str, int] | None = None, rollout: RolloutEngine | None = None
+) -> SyncReport:
+    device, own_bucket = (0, 0), getattr(rollout, "load_stats", {}).get("bucket_bytes", 0)
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         device = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return SyncReport(time.perf_counter() - started, traffic.received, traffic.peak_extra, sums or {}, device)
+    peak = traffic.peak_extra + int(own_bucket)
+    return SyncReport(time.perf_counter() - started, traffic.received, peak, sums or {}, device)

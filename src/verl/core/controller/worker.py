@@ -104,8 +104,11 @@ class Worker:
         tokenizer = load_tokenizer(model.tokenizer_path or job.model_path, trust_remote_code=model.trust_remote_code)
         self.engines = build_trainers(config, job.plan, self.device, job.model_path, tokenizer, job.engines)
         notice = None
-        # With tensor parallelism the first of each group of ranks drives an engine that spans the devices of all.
-        if job.generates and self.seat.rank % config.actor_rollout_ref.rollout.tensor_model_parallel_size == 0:
+        # With tensor parallelism the first of each group of ranks drives an engine that spans the devices of all. Where
+        # others generate, the first rank sends them the weights.
+        span = config.actor_rollout_ref.rollout.tensor_model_parallel_size if job.generates else self.seat.world_size
+        self.weight_takers = range(0, self.seat.world_size, span)
+        if job.generates and self.seat.rank in self.weight_takers:
             self.rollout, notice = build_rollout(config, self.device, job.model_path, tokenizer, None)
         actor = self.engines.get("actor")
         return Facts(
@@ -205,17 +208,20 @@ class Worker:
         return self.engines["actor"].model.parameters() if "actor" in self.engines else ()
 
     def update_shared(self, version: int, dtype: torch.dtype | None) -> SyncReport:
-        """Weights, as `dtype`, into the rollout engine of this very process; a rank without one helps to gather."""
+        """Weights, as `dtype`, into the rollout engine of this very process; a rank without one sends its shards."""
         actor = self.engines["actor"]
-        options = {"dtype": dtype, "bucket_bytes": self.bucket_bytes, "verify": self.verify}
+        options = self._weight_options(dtype)
         if self.rollout is None:
             return sync.send(actor, None, **options)
         return sync.update_shared(actor, self.rollout, version, **options)
 
     def send_weights(self, dtype: torch.dtype | None) -> SyncReport:
         """Weights to the rollout workers, at their end of the channel."""
-        options = {"bucket_bytes": self.bucket_bytes, "verify": self.verify}
-        return sync.send(self.engines["actor"], self._channel, dtype=dtype, **options)
+        return sync.send(self.engines["actor"], self._channel, **self._weight_options(dtype))
+
+    def _weight_options(self, dtype: torch.dtype | None) -> dict[str, Any]:
+        options = {"dtype": dtype, "bucket_bytes": self.bucket_bytes, "verify": self.verify}
+        return options | {"takers": self.weight_takers}
 
     def receive_weights(self, version: int) -> SyncReport:
         """Weights from the trainer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -73,12 +73,17 @@ class ModelEngine(Protocol):
         """One optimizer update on all of `batch`; returns the loss's metrics, `grad_norm` and `lr`."""
 
     def export_weights(
-        self, *, dtype: torch.dtype | None = None, bucket_bytes: int = 1 << 30, traffic: Traffic | None = None
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        bucket_bytes: int = 1 << 30,
+        takers: Collection[int] | None = None,
+        traffic: Traffic | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
         """(name in the Hugging Face checkpoint, whole tensor) of every parameter; tied weights once.
 
-        Sharded weights are gathered in buckets of bucket_bytes, floating ones as `dtype` where it is given. traffic: takes
-        note of what that costs.
+        Sharded weights are gathered in buckets of bucket_bytes, floating ones as `dtype` where it is given, on the ranks
+        `takers` (None: all). traffic: takes note of what that costs.
         """
 
     def save(self, folder: Path) -> None:

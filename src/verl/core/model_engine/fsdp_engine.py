@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -252,21 +252,27 @@ class FSDPEngine:
     # ---- weights and checkpoints -----------------------------------------------------------------------------------
 
     def export_weights(
-        self, *, dtype: torch.dtype | None = None, bucket_bytes: int = 1 << 30, traffic: Traffic | None = None
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        bucket_bytes: int = 1 << 30,
+        takers: Collection[int] | None = None,
+        traffic: Traffic | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
         """(name in the Hugging Face checkpoint, whole tensor) of every parameter; tied weights once.
 
         On one rank the tensors are the parameters themselves, not copies, whatever dtype says. On several, all ranks go
-        through this together; tensors are gathered in buckets, as `dtype` where it is given. Weights with an adapter are
-        merged copies, in the precision of the master weights.
+        through this together; tensors are gathered in buckets, as `dtype` where it is given, on the ranks `takers` (None:
+        all). Weights with an adapter are merged copies, in the precision of the master weights.
         """
+        traffic = traffic or Traffic()
         named = ((name, p.detach()) for name, p in self._named_parameters())
         if dist.get_world_size() > 1:
-            options = {"dtype": dtype if self.adapter is None else None, "bucket_bytes": bucket_bytes}
+            options = {"dtype": dtype if self.adapter is None else None, "bucket_bytes": bucket_bytes, "takers": takers}
             whole = gather_weights(named, self.device, traffic=traffic, **options)
         else:
             whole = ((name, _whole(p)) for name, p in named)
-        yield from whole if self.adapter is None else merged(whole, scale_of(self.adapter))
+        yield from whole if self.adapter is None else merged(whole, scale_of(self.adapter), traffic)
 
     def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
@@ -287,7 +293,7 @@ class FSDPEngine:
             parts["optimizer"] = self._optimizer_tensors()
         whole: dict[str, Tensor] = {}
         if "hf_model" in contents:
-            whole = keep_whole(self.export_weights(), self.hf_config.dtype, write=first)
+            whole = keep_whole(self.export_weights(takers=(0,)), self.hf_config.dtype)
         if first:
             if "extra" in contents:
                 torch.save({"updates": self.updates}, folder / "extra.pt")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from verl.config.derived import name_list
 from verl.config.schema import ModelConfig
+from verl.core.checkpoint_engine.gather import Traffic
 from verl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def plain_name(name: str) -> str:
     return name.replace(".base_layer.", ".").replace(".default.", ".")
 
 
-def merged(weights: Iterable[tuple[str, Tensor]], scale: float) -> Iterator[tuple[str, Tensor]]:
+def merged(weights: Iterable[tuple[str, Tensor]], scale: float, traffic: Traffic) -> Iterator[tuple[str, Tensor]]:
     """The model's weights with the adapters added: (plain name, whole tensor), base weights and adapters in, base out.
 
     The sum is taken in float32 and rounded once, to the base weight's dtype. A weight without adapter is handed on as it is.
@@ -105,7 +106,7 @@ def merged(weights: Iterable[tuple[str, Tensor]], scale: float) -> Iterator[tupl
         elif ".lora_B." in name:
             stem = name[: name.index(".lora_B.")]
             weight, a = waiting.pop(f"{stem}.base_layer.weight"), waiting.pop(name.replace(".lora_B.", ".lora_A."))
-            yield f"{stem}.weight", fuse(weight, a, tensor, scale)
+            yield f"{stem}.weight", traffic.hold(fuse(weight, a, tensor, scale))
         else:
             yield plain_name(name), tensor
     if waiting:

@@ -193,7 +193,8 @@ class VLLMEngine:
         """Take over (Hugging Face name, tensor) pairs and forget what was computed with the old ones.
 
         Tied models may leave out or repeat the output layer. Raises RuntimeError with the names when parameters are
-        missing. Afterwards `load_stats` holds the seconds it took and the bytes that went to another process.
+        missing. Afterwards `load_stats` holds the seconds it took, the bytes that went to another process and those of
+        the bucket that they went through.
         """
         self._refuse_while_streaming("load_weights")
         if "weights" in self._asleep:
@@ -201,13 +202,17 @@ class VLLMEngine:
         self.needs_weights = True
         began = time.perf_counter()
         self._engine.collective_rpc("verl_begin_weights")
-        sent = self._send(weights)
+        sent, bucket = self._send(weights)
         missing = sorted(set().union(*self._engine.collective_rpc("verl_finish_weights")))
         if missing:
             raise RuntimeError(f"vLLM got no weights for {len(missing)} parameters: {', '.join(missing[:8])}")
         self._forget()
         self.version, self.needs_weights = version, False
-        self.load_stats = {"seconds": time.perf_counter() - began, "bytes_between_processes": float(sent)}
+        self.load_stats = {
+            "seconds": time.perf_counter() - began,
+            "bytes_between_processes": float(sent),
+            "bucket_bytes": float(bucket),
+        }
 
     def sleep(self) -> None:
         """Give back the memory of the KV cache and the weights (CUDA with free_cache_engine; else nothing)."""
@@ -353,14 +358,15 @@ class VLLMEngine:
             self._random_state = setup.random_state()
             setup.set_random_state(trainers)
 
-    def _send(self, weights: Iterable[tuple[str, Tensor]]) -> int:
-        """Weights into the worker; returns the bytes that went through a shared bucket."""
+    def _send(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[int, int]:
+        """Weights into the worker; returns the bytes that went through a shared bucket, and the bucket's."""
         if self._in_process:
             self._engine.collective_rpc("verl_load_weights", args=(weights,))
-            return 0
+            return 0, 0
         size = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         with contextlib.closing(BucketWriter(self.device, size, self.dtype)) as writer:
-            return writer.send(weights, lambda bucket: self._engine.collective_rpc("verl_load_bucket", args=(bucket,)))
+            deliver = lambda bucket: self._engine.collective_rpc("verl_load_bucket", args=(bucket,))  # noqa: E731
+            return writer.send(weights, deliver), writer.largest
 
     def _forget(self) -> None:
         """Drop cached prompts. An aborted batch may still be under way: let it end."""

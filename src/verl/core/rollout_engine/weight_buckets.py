@@ -32,6 +32,7 @@ class BucketWriter:
     def __init__(self, device: torch.device, bucket_bytes: int, dtype: torch.dtype):
         self.device, self.bucket_bytes, self.dtype = device, bucket_bytes, dtype
         self.buffer: Tensor | None = None
+        self.largest = 0  # bytes that the buffer has had
         self._file: Path | None = None
         self._handle: tuple[Any, ...] = ()
 
@@ -71,6 +72,7 @@ class BucketWriter:
 
     def _allocate(self, size: int) -> None:
         self.close()
+        self.largest = max(self.largest, size)
         if self.device.type == "cuda":
             from torch.multiprocessing.reductions import reduce_tensor
 
