@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from verl.algorithms.registry import PLUGIN_PREFIX
 from verl.config.schema import PPOConfig, RayInitConfig
@@ -46,6 +51,17 @@ class Cluster:
             Node(f"{n['NodeManagerAddress']}", {k: free.get(n["NodeID"], {}).get(k, 0.0) for k in ("CPU", "GPU")})
             for n in sorted(alive, key=lambda n: (n["NodeManagerAddress"], n["NodeID"]))
         ]
+
+    def others_reserved(self) -> dict[str, str]:
+        """Addresses by Ray's id of the machines on which this run has devices, this one left out."""
+        nodes = {node for group in self._groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
+        return {node: address for node, address in self.others_with("CPU").items() if node in nodes}
+
+    def others_with(self, resource: str) -> dict[str, str]:
+        """Addresses by Ray's id of the machines that have a CPU or GPU, this one left out."""
+        here = ray.get_runtime_context().get_node_id()
+        there = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get(resource, 0) > 0]
+        return {n["NodeID"]: n["NodeManagerAddress"] for n in there if n["NodeID"] != here}
 
     def has_gpus(self) -> bool:
         return ray.cluster_resources().get("GPU", 0) > 0

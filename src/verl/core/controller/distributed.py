@@ -17,6 +17,14 @@ from verl.core.controller.ray_group import RayGroup, collect
 from verl.core.controller.resources import ResourcePool, Role, plan_pools, reward_pool
 from verl.core.controller.resources import check as check_room
 from verl.core.controller.roles import Roles, sequence_ranks
+from verl.core.controller.shared_paths import (
+    CRITIC,
+    POLICY,
+    REWARD_MODEL,
+    check_seen,
+    local_paths,
+    with_absolute_paths,
+)
 from verl.core.controller.worker import Facts, Job
 from verl.errors import ConfigError
 
@@ -93,12 +101,13 @@ def build_on_ray(
         check_room([*pools, *reward_pool(config, device_type)], cluster.nodes(), cluster.where)
         span = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         timeout = config.actor_rollout_ref.nccl_timeout
-        for pool, reserved in zip(pools, cluster.reserve(pools)):
+        places = cluster.reserve(pools)
+        _check_paths(config, model_path, cluster, with_critic, device_type)
+        for pool, reserved in zip(pools, places):
             feeds = config.trainer.pipeline != "sync" and pool.roles == (Role.Rollout,)
             groups.append(RayGroup(pool, reserved, span, timeout, beside=feeds))
         share_plugins()
-        _check_paths(config, model_path, groups)
-        facts = _build(config, plan, model_path, groups)
+        facts = _build(with_absolute_paths(config), plan, model_path, groups)
         return _roles(config, cluster, groups, facts)
     except BaseException:
         for group in groups:
@@ -178,20 +187,13 @@ def _notices(pools: list[ResourcePool], cluster: Cluster, of_rollout: str | None
     return notices + ([of_rollout] if of_rollout else [])
 
 
-def _check_paths(config: PPOConfig, model_path: str, groups: list[RayGroup]) -> None:
-    """Folders that every machine has to see: checkpoints are written by all ranks, a local model is read by all."""
+def _check_paths(config: PPOConfig, model_path: str, cluster: Cluster, with_critic: bool, device_type: str) -> None:
+    """What workers read or write has to be on their machines. The reward model's may be any that has such a device."""
     here = Path(config.trainer.default_local_dir).expanduser().absolute()
     here.mkdir(parents=True, exist_ok=True)
-    needed = {"trainer.default_local_dir": here}
-    if Path(model_path).is_dir():
-        needed["actor_rollout_ref.model.path"] = Path(model_path).absolute()
-    for key, path in needed.items():
-        for group in groups:
-            machines = {place.node: rank for rank, place in enumerate(group.places)}
-            seen = group.scatter("sees", [(str(path),)] * len(machines), list(machines.values()))
-            for rank, sees in zip(machines.values(), seen):
-                if not sees:
-                    raise ConfigError(
-                        f"{key}={path} is not there on {group.places[rank].address}. It has to be on a file system that all "
-                        "machines share, at the same path."
-                    )
+    paths = {"trainer.default_local_dir": here} | local_paths(config, POLICY + (CRITIC if with_critic else ()))
+    if Path(model_path).is_dir():  # it may be a download
+        paths["actor_rollout_ref.model.path"] = Path(model_path).absolute()
+    check_seen(paths, cluster.others_reserved())
+    if config.reward_model.enable:
+        check_seen(local_paths(config, REWARD_MODEL), cluster.others_with("GPU" if device_type == "cuda" else "CPU"))

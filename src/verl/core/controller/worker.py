@@ -119,10 +119,6 @@ class Worker:
             notice=notice,
         )
 
-    def sees(self, path: str) -> bool:
-        """Whether this machine has the file or folder."""
-        return Path(path).exists()
-
     # ---- training --------------------------------------------------------------------------------------------------
 
     def log_probs(self, engine: str, packed: Packed, temperature: float, with_entropy: bool) -> Packed:

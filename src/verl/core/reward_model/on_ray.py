@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from verl.config.schema import PPOConfig, RewardModelConfig
 from verl.core.controller.cluster import Cluster
 from verl.core.controller.resources import reward_pool
+from verl.core.controller.shared_paths import with_absolute_paths
 from verl.core.reward_model.factory import build_reward_model, check_reward_model
 from verl.errors import UserError, WorkerDied
 from verl.rewards.types import Outcome, RewardInput, ScoringModel
@@ -39,7 +40,9 @@ class RayRewardModel:
             )
             .remote()
         )
-        self.notice: str | None = self._wait(self._worker.build.remote(config.reward_model, on_gpu))
+        self.notice: str | None = self._wait(
+            self._worker.build.remote(with_absolute_paths(config).reward_model, on_gpu)
+        )
 
     def score(self, samples: list[RewardInput]) -> list[Outcome]:
         """As the model itself. Raises WorkerDied when its process is gone."""
