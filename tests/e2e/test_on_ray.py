@@ -73,7 +73,7 @@ def test_shared_and_separate_devices_train_as_one_process_does(words, tmp_path, 
     verify = {f"{ROLLOUT}__checkpoint_engine__verify": True}
     assert train(words("one", **extras)) == 0
     assert train(words("shared", **extras, **SHARED, **verify)) == 0
-    assert train(words("separate", **extras, **SEPARATE, **verify)) == 0
+    assert train(words("separate", **extras, **SHARED, **SEPARATE, **verify)) == 0
     assert train(words("apart", **extras, **APART, trainer__total_training_steps=2)) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "1 CPU process for actor, rollout; 2 CPU processes for critic; 1 CPU process for ref." in shown
@@ -83,9 +83,10 @@ def test_shared_and_separate_devices_train_as_one_process_does(words, tmp_path, 
         assert curve(tmp_path / other, "critic/vf_loss") == pytest.approx(
             curve(tmp_path / "one", "critic/vf_loss"), rel=2e-3
         )
-    received = metrics(tmp_path / "shared")[-1]["perf/weights_received_gb"]
+    received, received_apart = (metrics(tmp_path / n)[-1]["perf/weights_received_gb"] for n in ("shared", "separate"))
     whole = sum(t.nbytes for t in read_full(tmp_path / "shared/global_step_3/actor/model").values()) / 2**30
     assert received == pytest.approx(whole / 2, rel=0.05)
+    assert received_apart == pytest.approx(whole, rel=0.05)  # of the rollout worker: more than any trainer's
 
 
 @pytest.mark.slow

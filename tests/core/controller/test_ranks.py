@@ -141,8 +141,9 @@ def test_gathered_weights(results, world):
             assert torch.equal(half[name], whole[name].bfloat16()), name
         received = sum(t.nbytes for t in whole.values()) * (world - 1) / world
         assert received <= got < 1.1 * received  # what rows that cannot be shared evenly add
-        # Two buckets with what was sent for each; the tensor at hand and the one before it, which the caller still has.
-        assert 0 < peak_extra <= 2 * 8192 * (1 + 1 / world) + 2 * max(t.nbytes for t in whole.values())
+        # Two buckets with what was sent for each, and one that gloo's thread may still have; the tensor at hand and the one
+        # before it, which the caller still has.
+        assert 0 < peak_extra <= 3 * 8192 * (1 + 1 / world) + 2 * max(t.nbytes for t in whole.values())
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -79,6 +79,7 @@ class WeightChannel:
             work = self._broadcast(buffer)
             if flight is not None:
                 flight[1].wait()  # so that two buckets live at most
+                flight[0].untyped_storage().resize_(0)  # gloo's thread may still have it
             flight = buffer, work
             number += 1
             total += sum(entry.bytes for entry in entries)
