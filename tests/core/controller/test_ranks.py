@@ -150,13 +150,12 @@ def test_gathered_weights(results, world):
 def test_broadcast_weights(results, world):
     sender, *receivers = [rank["sent"] for rank in results[world]]
     for receiver in receivers:
-        for (want, total, peak), (got, received, peak_there) in zip(sender[:2], receiver[:2], strict=True):
+        for (want, total, peak), (got, received, _) in zip(sender[:2], receiver[:2], strict=True):
             assert list(got) == ["a", "b", "c", "d"]
             assert all(torch.equal(got[n], want[n]) and got[n].dtype == torch.bfloat16 for n in want)
             assert total == sum(t.nbytes for t in want.values()) == 2 * (21 + 2000 + 5 + 2)
             assert total <= received <= total + 4 * 256  # tensors begin at multiples of 256 bytes
             assert peak <= 2 * 4096
-            assert peak_there <= received
     assert "differ in name, shape or dtype" in sender[2]
 
 

@@ -10,6 +10,7 @@ from tests.core.model_engine.test_fsdp_engine import actor_loss, make_engine, tr
 
 from verl.config.schema import ModelConfig, OptimConfig
 from verl.core.checkpoint_engine.disk import describe
+from verl.core.checkpoint_engine.gather import Traffic
 from verl.core.model_engine.lora import BaseReference, add_adapters, fuse, merged
 from verl.errors import ConfigError
 
@@ -29,7 +30,7 @@ def test_fuse_by_hand():
 
 def test_an_adapter_without_its_other_half_is_an_error():
     with pytest.raises(ValueError, match=r"q\.base_layer\.weight"):
-        list(merged([("q.base_layer.weight", torch.eye(2))], 1.0))
+        list(merged([("q.base_layer.weight", torch.eye(2))], 1.0, Traffic()))
 
 
 def test_only_adapters_are_trained_and_the_rollout_gets_the_sum():

@@ -91,9 +91,9 @@ class WeightChannel:
         return total
 
     def receive(self, traffic: Traffic | None = None) -> Iterator[tuple[str, Tensor]]:
-        """The (name, tensor) pairs of one `send`; a tensor is good until the next one is asked for.
+        """The (name, tensor) pairs of one `send`, views of the bucket that they came in.
 
-        One bucket is on its way while another is read.
+        One bucket is on its way while another is read, and no third lives unless the caller keeps tensors.
         """
         traffic = traffic or Traffic()
         number, ahead = 0, self._expect(0, traffic)
@@ -101,10 +101,11 @@ class WeightChannel:
             entries, buffer, work = ahead
             work.wait()
             number += 1
-            ahead = self._expect(number, traffic)
-            for entry in entries:
+            first, *others = entries
+            yield first.name, first.of(buffer)
+            ahead = self._expect(number, traffic)  # not before: the caller had a tensor of the bucket before until now
+            for entry in others:
                 yield entry.name, entry.of(buffer)
-            buffer.untyped_storage().resize_(0)  # the caller may still have its last tensor
         self._finish()
 
     def _filled(
