@@ -19,9 +19,9 @@ from verl.core.rollout_engine.api import RolloutEngine
 class SyncReport:
     """One rank's part in an update of the weights.
 
-    received_bytes: from other ranks. peak_extra_bytes: most that buckets took at once, an engine's own included. sums: checksums by name, of what
-    was sent or of what the engine holds, where verification is asked for. device_bytes: most that the rank's GPU has had
-    allocated and reserved.
+    received_bytes: from other ranks. peak_extra_bytes: most that buckets took at once, an engine's own included. sums:
+    checksums by name, of what was sent or of what the engine holds, where verification is asked for. device_bytes: most that
+    the rank's GPU has had allocated and reserved.
     """
 
     seconds: float
