@@ -14,9 +14,9 @@ from verl.rewards.types import Outcome, RewardInput, RewardResult
 from verl.trainer.reward_stream import reward_inputs
 from verl.trainer.run import Run
 
-# What a sample has when it can be trained on. prompt: its prompt's place in the training data. outcome: of its reward.
+# What a sample has when it can be trained on. prompt: its prompt's place in the training data. text: that was scored.
 GENERATED = ("prompt", "response_ids", "rollout_log_probs", "policy_versions", "finish_reason")
-SCORED = (*GENERATED, "outcome")
+SCORED = (*GENERATED, "text", "outcome")
 
 
 def generated(
@@ -33,11 +33,11 @@ def generated(
     return dict(zip(GENERATED, values, strict=True))
 
 
-def scored(outcome: Outcome | None) -> dict[str, Any]:
-    """The field of a sample whose reward has come, as data that a checkpoint holds. None: a reward model is yet to score it."""
+def scored(text: str, outcome: Outcome | None) -> dict[str, Any]:
+    """Fields of a sample whose reward has come, as data that a checkpoint holds. None: a reward model is yet to score it."""
     if outcome is None:
-        return {"outcome": None}
-    return {"outcome": [outcome.score, dict(outcome.metrics), outcome.error, outcome.answer]}
+        return {"text": text, "outcome": None}
+    return {"text": text, "outcome": [outcome.score, dict(outcome.metrics), outcome.error, outcome.answer]}
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def unpack(run: Run, taken: SampleBatch) -> tuple[SampleBatch, Arrived]:
         policy_versions=versions,
     )
     outcomes = [None if values is None else Outcome(*values) for values in taken["outcome"]]
-    inputs = reward_inputs(run, batch, [ids.tolist() for ids in responses.rows()])
-    return batch, Arrived(run.rewards, inputs, outcomes)
+    samples = reward_inputs(batch, taken["text"], responses.lengths.tolist())
+    return batch, Arrived(run.rewards, samples, outcomes)
 
 
 def staleness_metrics(versions: Ragged, step: int) -> Mapping[str, float]:

@@ -17,16 +17,19 @@ SUBMIT_SECONDS = 0.05
 """What finishes within this time goes to the reward function together."""
 
 
-def reward_inputs(run: Run, prompts: SampleBatch, responses: list[list[int]]) -> list[RewardInput]:
+def texts_of(run: Run, responses: list[list[int]]) -> list[str]:
+    """What a reward function reads of these token ids."""
+    return run.tokenizer.batch_decode(responses, skip_special_tokens=True)
+
+
+def reward_inputs(prompts: SampleBatch, texts: list[str], lengths: Iterable[int]) -> list[RewardInput]:
     """What is scored of each sample: the response's text, and what the prompt's row says of it.
 
-    prompts: [B] rows, one for each of the B responses (token ids).
+    prompts: [B] rows, one for each of the B responses. lengths: of these, in tokens.
     """
-    texts = run.tokenizer.batch_decode(responses, skip_special_tokens=True)
     names = ("data_source", "ground_truth", "extra_info", "raw_prompt")
     source, truth, extra, messages = (prompts[name] for name in names)
-    columns = zip(source, texts, truth, extra, map(len, responses), messages)
-    return [RewardInput(*row) for row in columns]
+    return [RewardInput(*row) for row in zip(source, texts, truth, extra, lengths, messages, strict=True)]
 
 
 class RewardStream:
@@ -49,9 +52,10 @@ class RewardStream:
 
     def _submit(self) -> None:
         finished, self._finished = self._finished, {}
-        prompts = self._prompts.select([place // self._n for place in finished])
         if finished:
-            self._handle.add(list(finished), reward_inputs(self._run, prompts, list(finished.values())))
+            prompts = self._prompts.select([place // self._n for place in finished])
+            texts = texts_of(self._run, list(finished.values()))
+            self._handle.add(list(finished), reward_inputs(prompts, texts, map(len, finished.values())))
         self._submitted = time.monotonic()
 
     def result(self) -> RewardResult:

@@ -11,7 +11,7 @@ import torch
 from verl.core.transfer_queue.api import QueueClosed, TransferQueue
 from verl.rewards.types import Outcome
 from verl.trainer.arrivals import prompts_of, scored
-from verl.trainer.reward_stream import reward_inputs
+from verl.trainer.reward_stream import reward_inputs, texts_of
 from verl.trainer.run import Run
 
 
@@ -40,12 +40,14 @@ class Scoring:
         samples, self._waiting = self._waiting, []
         uids = [uid for uid, _, _ in samples]
         prompts = prompts_of(self._run, uids, torch.tensor([row["prompt"] for *_, row in samples]))
-        inputs = reward_inputs(self._run, prompts, [row["response_ids"].tolist() for *_, row in samples])
-        self._run.rewards.submit(inputs, _Listener(self, [(uid, index) for uid, index, _ in samples]))
+        responses = [row["response_ids"].tolist() for *_, row in samples]
+        texts = texts_of(self._run, responses)
+        listener = _Listener(self, [(uid, index, text) for (uid, index, _), text in zip(samples, texts, strict=True)])
+        self._run.rewards.submit(reward_inputs(prompts, texts, map(len, responses)), listener)
 
-    def put(self, uid: str, index: int, outcome: Outcome | None) -> None:
+    def put(self, uid: str, index: int, text: str, outcome: Outcome | None) -> None:
         with contextlib.suppress(QueueClosed):
-            self._queue.put(uid, index, scored(outcome))
+            self._queue.put(uid, index, scored(text, outcome))
         with self._lock:
             self._missing -= 1
 
@@ -54,11 +56,11 @@ class Scoring:
 
 
 class _Listener:
-    def __init__(self, scoring: Scoring, keys: list[tuple[str, int]]):
-        self._scoring, self._keys = scoring, keys
+    def __init__(self, scoring: Scoring, samples: list[tuple[str, int, str]]):
+        self._scoring, self._samples = scoring, samples
 
     def scored(self, index: int, outcome: Outcome | None) -> None:
-        self._scoring.put(*self._keys[index], outcome)
+        self._scoring.put(*self._samples[index], outcome)
 
     def stopped(self, error: BaseException) -> None:
         self._scoring.stop(error)

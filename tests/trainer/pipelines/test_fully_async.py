@@ -30,7 +30,7 @@ class Loop:
         for i in range(prompts):
             queue.add_group(f"p{i}", 1, i, 0)
             queue.put(f"p{i}", 0, {"prompt": i, "policy_versions": torch.tensor([0]), **dict.fromkeys(SCORED[1:3], 0)})
-            queue.put(f"p{i}", 0, {"finish_reason": "stop", "outcome": [1.0, {}, "", None]})
+            queue.put(f"p{i}", 0, {"finish_reason": "stop", "text": "0", "outcome": [1.0, {}, "", None]})
         if prompts < 2 * total_steps:
             queue.end()
         self.generator = SimpleNamespace(
