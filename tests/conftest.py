@@ -6,6 +6,28 @@ from pathlib import Path
 
 import pytest
 
+SHARE_A_CLUSTER = "tests/core/transfer_queue/"
+LONGEST = ("tests/e2e/", "tests/core/controller/test_ranks.py", SHARE_A_CLUSTER)
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first, or one process would end with one of them while the others have nothing left."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Under --dist loadfile: whole files to a process, and whole folders whose files share a Ray cluster."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadSharing(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return SHARE_A_CLUSTER if nodeid.startswith(SHARE_A_CLUSTER) else super()._split_scope(nodeid)
+
+    return LoadSharing(config, log)
+
 
 def _save_model(folder: Path, characters: bool, **shape) -> Path:
     """A random Qwen2 and its tokenizer as a Hugging Face folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 
 from key_reads import Program
@@ -49,6 +50,7 @@ def followed_by_defaults(schema: type) -> set[tuple[str, str]]:
     return {(keys[name].owner, keys[name].field) for name in targets}
 
 
+@cache
 def readers(root: Path) -> dict[str, set[str]]:
     """{"Class.field": modules that read it} for the whole schema."""
     classes = list(dict.fromkeys(cls for schema in SCHEMAS for cls in schema_classes(schema)))

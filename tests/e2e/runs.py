@@ -28,6 +28,7 @@ def overrides(model: Path, data: Path, out: Path, **changes) -> list[str]:
         "actor_rollout_ref.model.path": model,
         "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
         "actor_rollout_ref.rollout.n": 4,
+        "reward.num_workers": 1,  # each costs its start
         "trainer.total_training_steps": 2,
         "trainer.default_local_dir": out,
         **{name.replace("__", "."): value for name, value in changes.items()},
