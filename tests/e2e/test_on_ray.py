@@ -15,7 +15,7 @@ from verl.core.checkpoint_engine.disk import read_full
 from verl.core.controller.cluster import Cluster
 from verl.errors import ConfigError
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("cluster")]
 
 ROLLOUT = "actor_rollout_ref__rollout"
 SEPARATE = {f"{ROLLOUT}__nnodes": 1, f"{ROLLOUT}__n_gpus_per_node": 1}
@@ -28,14 +28,6 @@ APART = {
 }
 SHARED = {"trainer__n_gpus_per_node": 2}
 COMPARED = ("critic/score/mean", "actor/pg_loss", "actor/grad_norm", "actor/entropy", "response_length/mean")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    """One cluster for all runs of this file: a run that finds Ray connected neither starts nor stops it."""
-    started = Cluster(compose(["data.train_files=t", "ray_kwargs.ray_init.num_cpus=2"]))
-    yield
-    started.close()
 
 
 @pytest.fixture

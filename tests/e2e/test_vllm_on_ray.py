@@ -1,9 +1,15 @@
 """vLLM as the rollout engine of several CPU workers; run with `make test-vllm`."""
 
+import importlib.util
+
 import pytest
 from tests.e2e.runs import curve, overrides, sevens_reward, train
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.vllm,
+    pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed"),
+]
 
 ROLLOUT = "actor_rollout_ref__rollout"
 LAYOUTS = {
@@ -14,8 +20,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_vllm_generates_with_the_trainers_weights(layout, tiny_data, tmp_path):
-    pytest.importorskip("vllm")
+def test_vllm_generates_with_the_trainers_weights(layout, cluster, tiny_data, tmp_path):
     from examples.tiny import make_model
 
     tokenizer = make_model.character_tokenizer()
