@@ -1,20 +1,18 @@
 """The results page: its settings compose, and its figures and picture are the recorded ones."""
 
-import importlib.util
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from tests.scripts import load_benchmark
 
 from verl.config.compose import compose
 from verl.config.validate import validate
 from verl.trainer.algorithm import choose_algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("benchmark_algorithms", ROOT / "benchmarks" / "algorithms.py")
-benchmark = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(benchmark)
+benchmark = load_benchmark("algorithms")
 
 
 @pytest.mark.parametrize("name", list(benchmark.ALGORITHMS))

@@ -1,26 +1,19 @@
 """A case that fails or hangs costs its own figures alone."""
 
 import argparse
-import importlib.util
 import json
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.scripts import BENCHMARKS, load_benchmark
 
 
 @pytest.fixture
 def benchmark(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("benchmark_multi_gpu", BENCHMARKS / "multi_gpu.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("multi_gpu")
 
 
 def python(code: str) -> list[str]:

@@ -1,22 +1,16 @@
 """docs/scaling.md holds what benchmarks/scaling.py reckons, and the reckoning what was measured."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from tests.scripts import load_benchmark
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def scaling():
-    spec = importlib.util.spec_from_file_location("scaling", ROOT / "benchmarks" / "scaling.py")
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["scaling"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("scaling")
 
 
 def test_table_is_current(scaling):

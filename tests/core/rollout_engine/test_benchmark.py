@@ -1,21 +1,15 @@
 """`benchmarks/rollout.py` runs, and reads answers as it says."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
+from tests.scripts import load_benchmark
 
 
 @pytest.fixture(scope="module")
 def rollout():
-    path = Path(__file__).parents[3] / "benchmarks" / "rollout.py"
-    spec = importlib.util.spec_from_file_location("rollout_benchmark", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("rollout")
 
 
 def test_smoke(rollout, monkeypatch, tmp_path, capsys):

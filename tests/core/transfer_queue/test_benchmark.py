@@ -1,20 +1,12 @@
 """`benchmarks/transfer_queue.py` runs, and counts what it says."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
+from tests.scripts import load_benchmark
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    path = Path(__file__).parents[3] / "benchmarks" / "transfer_queue.py"
-    spec = importlib.util.spec_from_file_location("transfer_queue_benchmark", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("transfer_queue")
 
 
 def test_smoke(benchmark, capsys):

@@ -193,12 +193,15 @@ def load_config(
     return config
 
 
-def _blank(make, dtype: torch.dtype) -> nn.Module:
-    """The model that `make` builds, on the CPU in `dtype`, with memory for its weights that nothing has touched yet."""
+def _blank(auto_class, config, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
+    """A model on the CPU in `dtype`, with memory for its weights that nothing has touched yet."""
+    stored = config.dtype
     with torch.device("meta"):
-        model = make().to(dtype)
+        options = {"attn_implementation": attention.NAME, "trust_remote_code": trust_remote_code}
+        model = auto_class.from_config(config, **options).to(dtype)
     model.to_empty(device="cpu")
     model.tie_weights()
+    model.config.dtype = stored
     return model
 
 
@@ -223,12 +226,9 @@ def load_policy(
     """
     from transformers import AutoModelForCausalLM
 
-    stored = config.dtype
     if not _reads_weights():
-        options = {"attn_implementation": attention.NAME, "trust_remote_code": trust_remote_code}
-        model = _blank(lambda: AutoModelForCausalLM.from_config(config, **options), dtype)
-        model.config.dtype = stored
-        return model
+        return _blank(AutoModelForCausalLM, config, dtype, trust_remote_code)
+    stored = config.dtype
     with _fits_checkpoint(override, path, key):
         model = from_hub(
             "model",
@@ -275,12 +275,9 @@ def load_value_model(
             output_loading_info=True,
         )
 
-    stored = config.dtype
     if not _reads_weights():
-        options = {"attn_implementation": attention.NAME, "trust_remote_code": trust_remote_code}
-        model = _blank(lambda: AutoModelForTokenClassification.from_config(config, **options), dtype)
-        model.config.dtype = stored
-        return model
+        return _blank(AutoModelForTokenClassification, config, dtype, trust_remote_code)
+    stored = config.dtype
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # that the head is new is what is wanted, not a warning
     with _fits_checkpoint(override, path, "critic.model.path"):
