@@ -267,6 +267,14 @@ def test_target_below_a_file_is_refused(tmp_path):
         merge(actor, tmp_path / "file" / "deep" / "out")
 
 
+def test_a_target_that_cannot_be_written_is_one_message(tmp_path):
+    actor = save(build("qwen2", True), tmp_path / "run")
+    with pytest.raises(
+        CheckpointError, match=r"^--target_dir .*xx cannot be written \(.*name too long.*\): name a directory"
+    ):
+        merge(actor, tmp_path / ("x" * 250))  # 255 bytes are the most, and what is being written has a longer name
+
+
 def test_damaged_bytes_of_the_right_number_are_refused(tmp_path):
     actor = save(build("qwen2", True), tmp_path / "run")
     shard = next((actor / "model").glob("*.distcp"))

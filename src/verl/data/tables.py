@@ -50,7 +50,12 @@ def check_output(file: str | None, key: str) -> Path:
     path = Path(file).expanduser()
     if path.suffix != ".parquet":
         raise DataError(f"{key}={file}: its name has to end in .parquet.")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{key}={file}: its folder cannot be made ({error}). Name another.") from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise DataError(f"{key}={file} cannot be written. Name a file in a folder that you may write to.")
     return path
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -74,8 +74,8 @@ def _merge(
     shards = _plan(folder, architecture, precision, shard_bytes)
     temporary = target.with_name(f".merging_{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     try:
+        temporary.mkdir(parents=True)
         _write_weights(folder, temporary, architecture, shards, precision)
         _write_side(folder, temporary, architecture, precision)
         _verify(temporary, architecture, shards, precision)
@@ -84,6 +84,10 @@ def _merge(
         if target.exists():
             shutil.rmtree(target)
         temporary.rename(target)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"--target_dir {target} cannot be written ({error}): name a directory where you may write, on a disk with room"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Merged(
