@@ -68,6 +68,9 @@ def test_checkpointing_where_activations_or_the_models_state_leave_no_room(monke
     assert not needs(27_000)  # 39.1 GB
     assert needs(28_000)  # 40.6 GB
     assert not needs(55_000, compiled=True)  # 39.9 GB
+    assert needs(1_000, parameters=5 * 10**9)  # 100 GB of state
+    assert not needs(1_000, parameters=5 * 10**9, moments=False)  # 60 GB, and 1.4 GB
+    assert needs(21_000, parameters=5 * 10**9, moments=False)  # 30.4 GB
     assert needs(27_000, parameters=3 * 10**9)
     assert not needs(20_000, parameters=3 * 10**9)  # 29.0 GB
     assert needs_checkpointing(object(), 1, torch.bfloat16, GPU)

@@ -22,7 +22,7 @@ class ModelConfig:
     enable_gradient_checkpointing: bool | None = opt(
         None,
         "recompute layers in the backward pass instead of keeping their activations; null: where those of a micro-batch "
-        "would take more than a quarter of the device's memory",
+        "would take more than 40 % of the device's memory, or than the model's state leaves",
     )
     override_config: dict[str, Any] = opt({}, "values that replace those of the model's config.json")
     lora_rank: int = opt(

@@ -94,7 +94,7 @@ class FSDPEngine:
             freeze_base(model)
         compiled = compiled and device.type == "cuda"
         if gradient_checkpointing is None:
-            gradient_checkpointing = _memory_asks(model, train_limit.max_tokens, dtype, device, compiled)
+            gradient_checkpointing = _memory_asks(model, train_limit.max_tokens, dtype, device, fsdp, compiled)
         if gradient_checkpointing and optim is not None:
             model.hf.gradient_checkpointing_enable({"use_reentrant": False})
         model.train(optim is not None)
@@ -361,11 +361,17 @@ class FSDPEngine:
 
 
 def _memory_asks(
-    model: PolicyModel | ValueModel, tokens: int, dtype: torch.dtype, device: torch.device, compiled: bool
+    model: PolicyModel | ValueModel,
+    tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    fsdp: FSDPConfig,
+    compiled: bool,
 ) -> bool:
     """Whether activations of a micro-batch have to be checkpointed."""
     share = sum(p.numel() for p in model.parameters()) // dist.get_world_size()
-    return needs_checkpointing(model.hf.config, tokens, dtype, device, parameters=share, compiled=compiled)
+    state = {"parameters": share, "moments": not fsdp.optimizer_offload}
+    return needs_checkpointing(model.hf.config, tokens, dtype, device, compiled=compiled, **state)
 
 
 def _whole(parameter: Tensor) -> Tensor:

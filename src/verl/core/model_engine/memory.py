@@ -14,8 +14,8 @@ from torch import nn
 HIDDEN_WIDTHS, MLP_WIDTHS = (12, 6), (4, 2)
 SHARE = 0.25
 ACTIVATIONS_SHARE = 0.4
-# float32 weights, gradients and two moments, and the weights once more as the computation and the rollout have them.
-STATE_BYTES = 20
+# float32 weights and gradients, and the weights once more as the computation and the rollout have them; two moments.
+STATE_BYTES, MOMENT_BYTES = 12, 8
 # Numbers of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -34,16 +34,25 @@ def device_bytes(device: torch.device) -> int:
 
 
 def needs_checkpointing(
-    config, tokens: int, dtype: torch.dtype, device: torch.device, *, parameters: int = 0, compiled: bool = False
+    config,
+    tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    parameters: int = 0,
+    moments: bool = True,
+    compiled: bool = False,
 ) -> bool:
     """Whether activations of a micro-batch would take more than 40 % of the device's memory, or than the model's state leaves.
 
     A model whose config does not tell its shape is taken to need it. parameters: of this device's share of the model.
+    moments: whether the optimizer's are on the device, too.
     """
     if not all(hasattr(config, name) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")):
         return True
     memory = device_bytes(device)
-    room = min(ACTIVATIONS_SHARE * memory, 0.9 * memory - STATE_BYTES * parameters)
+    state = parameters * (STATE_BYTES + MOMENT_BYTES * moments)
+    room = min(ACTIVATIONS_SHARE * memory, 0.9 * memory - state)
     return activation_bytes(config, tokens, dtype, compiled=compiled) > room
 
 
