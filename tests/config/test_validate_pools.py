@@ -28,10 +28,6 @@ def notices_of(*words):
         ),
         ([f"{REF}.nnodes=1", "actor_rollout_ref.model.lora_rank=8"], [f"{REF}.nnodes=1", "lora_rank=8", "Leave"]),
         (
-            ["critic.nnodes=1", "actor_rollout_ref.rollout.name=server"],
-            ["critic.nnodes=1", "name=server trains on one device"],
-        ),
-        (
             ["trainer.n_gpus_per_node=2", "trainer.gpu_share=0.5"],
             ["trainer.gpu_share=0.5 on 2 devices", "NCCL refuses two ranks", "above 0.5"],
         ),

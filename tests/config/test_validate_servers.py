@@ -14,7 +14,12 @@ def check(*words: str) -> list[str]:
 
 
 def test_two_servers_are_fine():
-    assert check(f"{ROLLOUT}.name=server", f"{ROLLOUT}.server.urls=[http://a:1,https://b:2]") == check()
+    words = f"{ROLLOUT}.name=server", f"{ROLLOUT}.server.urls=[http://a:1,https://b:2]"
+    assert check(*words) == check()
+    for apart in ("trainer.n_gpus_per_node=2", "trainer.nnodes=2", "critic.nnodes=1"):
+        for pipeline in ("sync", "one_step_off", "fully_async"):
+            more = "algorithm.adv_estimator=gae", apart, f"trainer.pipeline={pipeline}"
+            assert check(*words, *more) == check("algorithm.adv_estimator=gae")
 
 
 @pytest.mark.parametrize(
@@ -27,8 +32,8 @@ def test_two_servers_are_fine():
         ([f"{ROLLOUT}.name=server", f"{ROLLOUT}.server.urls=['http://a:1/v1']"], "http://a:1/v1 has a path"),
         ([f"{ROLLOUT}.name=server", f"{ROLLOUT}.server.urls=[http://a:1,http://a:1]"], "names a server twice"),
         (
-            [f"{ROLLOUT}.name=server", f"{ROLLOUT}.server.urls=[http://a:1]", "trainer.n_gpus_per_node=2"],
-            "trains on one device; this run asks for 2",
+            [f"{ROLLOUT}.name=server", f"{ROLLOUT}.server.urls=[http://a:1]", f"{ROLLOUT}.nnodes=1"],
+            "rollout.nnodes=1 sets devices apart for generation, and with rollout.name=server the servers generate",
         ),
         (
             [f"{ROLLOUT}.name=server", f"{ROLLOUT}.server.urls=[http://a:1]", f"{ROLLOUT}.checkpoint_engine.verify=True"],

@@ -124,10 +124,47 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_goes_on(tiny_model,
     assert process.returncode == 130
     assert "finishing this step and saving" in err
     assert "Traceback" not in err
-    assert "run the same command again to go on from the newest checkpoint" in out
     done = metrics(tmp_path / "run")[-1]["step"]
+    assert f"run the same command again to go on from the newest checkpoint, {tmp_path}/run/global_step_{done}" in out
     assert (tmp_path / "run" / TRACKER).read_text() == str(done)
     assert all(line["reward/failures"] == 0 for line in metrics(tmp_path / "run"))
 
     assert train([*words, f"trainer.total_training_steps={done + 1}"]) == 0
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, done + 2))
+
+
+def test_ctrl_c_in_the_last_validation_leaves_it_saved_and_the_same_command_makes_it(tiny_model, tiny_data, tmp_path):
+    """Each validation reward takes a minute until the file `quick` is there."""
+    (tmp_path / "slow.py").write_text(SLOW_TO_VALIDATE.format(folder=tmp_path))
+    reward = {"custom_reward_function__path": tmp_path / "slow.py", "custom_reward_function__name": "slow"}
+    words = overrides(tiny_model, tiny_data, tmp_path / "run", trainer__val_before_train=False, **reward)
+    process = start(words, tmp_path)
+    assert wait_until((tmp_path / "validating").exists, 120), process.communicate(timeout=1)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=40)
+    assert process.returncode == 130
+    assert "leaving the validation" in err
+    assert "Traceback" not in err
+    assert f"the newest checkpoint, {tmp_path}/run/global_step_2" in out
+    *_, last = metrics(tmp_path / "run")
+    assert last["step"] == 2
+    assert "val/response_length/mean" not in last
+
+    (tmp_path / "quick").touch()
+    status, out, err = run(words, tmp_path)
+    assert status == 0, err
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2]
+    assert metrics(tmp_path / "run")[-1].items() > last.items()
+    assert metrics(tmp_path / "run")[-1]["val/response_length/mean"] > 0
+
+
+SLOW_TO_VALIDATE = """
+import time
+from pathlib import Path
+
+def slow(data_source, solution_str, ground_truth, extra_info):
+    if extra_info["split"] == "test" and not Path("{folder}/quick").exists():
+        Path("{folder}/validating").touch()
+        time.sleep(60)
+    return 0.0
+"""

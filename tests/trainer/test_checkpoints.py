@@ -38,6 +38,7 @@ def fake_run(folder, *, step=0, critic=None, coef=None):
         estimator=SimpleNamespace(name="gae"),
         tracker=FakeTracker(),
         step=step,
+        owes_validation=False,
         surplus=None,
         ahead=None,
         left_ahead=None,
@@ -52,6 +53,7 @@ def test_everything_comes_back(tmp_path):
     saved = fake_run(tmp_path, step=2, critic=FakeEngine(value=5.0), coef=0.3)
     saved.roles.actor.value = 4.0
     saved.sampler.next_batch()
+    saved.owes_validation = True
     folder = checkpoints.save(saved, METRICS)
     drawn = torch.rand(3)
     assert folder == tmp_path / "global_step_2"
@@ -63,6 +65,7 @@ def test_everything_comes_back(tmp_path):
     assert (run.step, run.roles.actor.value, run.roles.critic.value, run.kl_control.coef) == (2, 4.0, 5.0, 0.3)
     assert [run.sampler.next_batch() for _ in range(5)] == [saved.sampler.next_batch() for _ in range(5)]
     assert torch.equal(torch.rand(3), drawn)
+    assert run.owes_validation
     assert run.tracker.restored == [(METRICS, 2)]
     assert "2 steps are done" in run.tracker.notices[-1]
 

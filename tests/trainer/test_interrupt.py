@@ -45,3 +45,30 @@ def test_in_another_thread_it_changes_nothing():
     thread.start()
     thread.join()
     assert seen == [(False, before)]
+
+
+def test_an_attempt_is_ended_by_the_first_signal_and_not_begun_after_one(capsys):
+    done = []
+
+    def work():
+        done.append("begun")
+        signal.raise_signal(signal.SIGINT)
+        done.append("more")
+
+    with Interrupt() as interrupt:
+        assert interrupt.attempt(lambda: 7) == 7
+        assert interrupt.attempt(work) is None
+        assert (done, interrupt.requested) == (["begun"], True)
+        assert "leaving the validation" in capsys.readouterr().err
+        assert interrupt.attempt(work) is None
+        assert done == ["begun"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_attempts_own_failure_is_its_callers():
+    with Interrupt() as interrupt:
+        with pytest.raises(ZeroDivisionError):
+            interrupt.attempt(lambda: 1 / 0)
+        signal.raise_signal(signal.SIGTERM)  # is not the attempt's any more
+        assert interrupt.requested

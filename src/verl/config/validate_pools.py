@@ -24,11 +24,6 @@ def check_pools(config: PPOConfig, found: Findings) -> None:
     )
     apart = {"critic": config.critic, _REF: root.ref}
     for section, part in apart.items():
-        found.problem(
-            part.nnodes > 0 and root.rollout.name == "server",
-            f"{section}.nnodes={part.nnodes}: actor_rollout_ref.rollout.name=server trains on one device. Leave {section}.nnodes "
-            "out, or set rollout.name=native or vllm.",
-        )
         found.notice(
             part.nnodes == 0 and part.gpu_share < 1,
             f"{section}.gpu_share={part.gpu_share:g} has no effect without {section}.nnodes.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from verl.config.derived import num_devices
 from verl.config.schema import PPOConfig
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ _SECTION = "actor_rollout_ref.rollout.server"
 
 def check_rollout_servers(config: PPOConfig, found: Findings) -> None:
     """Addresses, and what does not go together with servers."""
-    rollout, devices = config.actor_rollout_ref.rollout, num_devices(config.trainer)
+    rollout = config.actor_rollout_ref.rollout
     urls = rollout.server.urls
     if rollout.name != "server":
         found.problem(
@@ -30,10 +29,9 @@ def check_rollout_servers(config: PPOConfig, found: Findings) -> None:
         found.problem(bool(problem), f"{_SECTION}.urls: {url} {problem}, such as http://127.0.0.1:8000.")
     found.problem(len(set(urls)) < len(urls), f"{_SECTION}.urls={urls} names a server twice.")
     found.problem(
-        devices > 1 or rollout.nnodes > 0,
-        f"actor_rollout_ref.rollout.name=server trains on one device; this run asks for {devices} (trainer.nnodes="
-        f"{config.trainer.nnodes} x trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}) and rollout.nnodes="
-        f"{rollout.nnodes}. Set one device, or rollout.name=native or vllm.",
+        rollout.nnodes > 0,
+        f"actor_rollout_ref.rollout.nnodes={rollout.nnodes} sets devices apart for generation, and with rollout.name=server the "
+        "servers generate, on devices of theirs. Leave rollout.nnodes out, or set rollout.name=native or vllm.",
     )
     found.problem(
         rollout.checkpoint_engine.verify,

@@ -15,9 +15,12 @@ TokenIds = list[int]
 
 
 def tokenize_rows(
-    rows: list[PromptRow], tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, Any]
+    rows: list[PromptRow],
+    tokenizer: PreTrainedTokenizerBase,
+    template_arguments: Mapping[str, Any],
+    key: str = "data.apply_chat_template_kwargs",
 ) -> list[TokenIds]:
-    """Token ids of each prompt, up to where the assistant's answer begins, of whatever length.
+    """Token ids of each prompt, up to where the assistant's answer begins, of whatever length. key: of the arguments.
 
     A tokenizer without a chat template gets the contents one after the other, and adds its own special tokens; a
     template writes them itself.
@@ -25,7 +28,7 @@ def tokenize_rows(
     if not rows:
         return []
     templated = tokenizer.chat_template is not None
-    texts = [_render(row, tokenizer, template_arguments) if templated else _contents(row) for row in rows]
+    texts = [_render(row, tokenizer, template_arguments, key) if templated else _contents(row) for row in rows]
     all_ids = tokenizer(texts, add_special_tokens=not templated, return_attention_mask=False)["input_ids"]
     for row, text, ids in zip(rows, texts, all_ids, strict=True):
         if not ids or not text.strip():
@@ -37,14 +40,14 @@ def _contents(row: PromptRow) -> str:
     return "".join(message["content"] for message in row.messages)
 
 
-def _render(row: PromptRow, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> str:
+def _render(row: PromptRow, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], key: str) -> str:
     try:
         return tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True, **arguments)
     except Exception as error:  # whatever the model's own template raises
         roles = [message["role"] for message in row.messages]
         raise DataError(
             f"{row.where}: the model's chat template rejects the prompt (roles {roles}): {error}. "
-            "Correct the messages or data.apply_chat_template_kwargs."
+            f"Correct the messages or {key}."
         ) from error
 
 

@@ -35,6 +35,7 @@ def save(run: Run, metrics: dict[str, float]) -> Path:
             "sampler": run.sampler.state_dict(),
             "kl_control": run.kl_control.state_dict() if run.kl_control else None,
             "metrics": metrics,
+            "owes_validation": run.owes_validation,
         }
         (folder / STATE).write_text(json.dumps(state, indent=1))
         (folder / "config.yaml").write_text(to_yaml(run.config))
@@ -82,6 +83,7 @@ def resume(run: Run, folder: Path) -> None:
             )
         run.roles.critic.load(folder / "critic")
     run.step, run.last_checkpoint = state["step"], folder
+    run.owes_validation = state.get("owes_validation", False)
     for notice in run.sampler.load_state_dict(state["sampler"]):
         run.tracker.notice(notice)
     if (folder / AHEAD).is_file():

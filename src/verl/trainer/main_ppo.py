@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verl.config.command import handle_flags, run_main
 from verl.errors import WorkerDied
+
+if TYPE_CHECKING:
+    from verl.core.checkpoint_engine.store import CheckpointStore
 
 
 def main(argv: list[str]) -> int:
@@ -42,7 +45,7 @@ def main(argv: list[str]) -> int:
             config = go_on_after(death, run, restarts)
             status = "restarting"
         except Exception as error:
-            error.add_note(_how_to_go_on(run.store.folder))  # printed below the error
+            error.add_note(_how_to_go_on(run.store))  # printed below the error
             raise
         finally:
             report = run.close(status)
@@ -52,13 +55,13 @@ def main(argv: list[str]) -> int:
         where = f"done: checkpoints and metrics.jsonl are in {run.store.folder}"
         print(f"{where}, the report is {report}" if report else where)
         return 0
-    print(f"interrupted: {_how_to_go_on(run.store.folder)}")
+    print(f"interrupted: {_how_to_go_on(run.store)}")
     return 130
 
 
-def _how_to_go_on(folder: Path) -> str:
-    if any(folder.glob("global_step_*")):
-        return f"run the same command again to go on from the newest checkpoint in {folder}"
+def _how_to_go_on(store: CheckpointStore) -> str:
+    if (newest := store.newest()) is not None:
+        return f"run the same command again to go on from the newest checkpoint, {newest.path}"
     return "nothing was saved yet: the same command starts anew"
 
 

@@ -8,7 +8,9 @@ from verl.core.rollout_engine.api import SamplingParams
 from verl.data.batch import SampleBatch
 from verl.rewards.at_k import summary
 from verl.trainer import stages
+from verl.trainer.interrupt import Interrupt
 from verl.trainer.run import Run
+from verl.trainer.steplog import StepLog
 
 SEED_OFFSET = 1_000_003
 """Validation draws from other random streams than training."""
@@ -66,6 +68,33 @@ def validate(run: Run) -> dict[str, float]:
     metrics["val/reward_failures"] = sum(r.failures for r in results)
     _log_samples(run, batch, scores)
     return metrics
+
+
+def validate_first(run: Run, interrupt: Interrupt) -> bool:
+    """The validation before the first step, where one is asked for or the run goes on where one was left.
+
+    Returns:
+        False if a signal has ended it.
+    """
+    trainer = run.config.trainer
+    if not (trainer.val_only or run.owes_validation or (trainer.val_before_train and run.step == 0)):
+        return True
+    metrics = interrupt.attempt(lambda: validate(run))
+    if metrics:
+        run.tracker.log(metrics, step=run.step)
+    run.owes_validation = metrics is None
+    return metrics is not None
+
+
+def validate_step(run: Run, interrupt: Interrupt, log: StepLog) -> bool:
+    """The validation of a step that is done; False if a signal has ended it, which the step's checkpoint then tells."""
+    if run.val_prompts is None:
+        return True
+    with log.time("testing"):
+        metrics = interrupt.attempt(lambda: validate(run))
+    log.add(metrics or {})
+    run.owes_validation = metrics is None
+    return metrics is not None
 
 
 def _means(sources: list[str], values: list[float | None]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load
 from tests.core.model_engine import test_fsdp_engine
 from tests.core.model_engine.conftest import make_batch, make_config, make_pair
 from tests.core.model_engine.test_fsdp_engine import actor_loss
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from verl.config.schema import CheckpointConfig, FSDPConfig, ModelConfig
 from verl.core.checkpoint_engine.broadcast import WeightChannel
 from verl.core.checkpoint_engine.gather import Traffic
+from verl.core.checkpoint_engine.sync import export_parts
 from verl.core.controller.dispatch import balanced
 from verl.core.model_engine import attention
 from verl.core.model_engine.api import MicroBatching
@@ -73,6 +75,7 @@ def work(folder: Path) -> dict:
     out["critic"] = critic_update()
     out["adapters"] = adapters()
     out["exported"] = exported()
+    out["parts"] = parts()
     if dist.get_world_size() > 1:
         out["sent"] = sent(folder)
     out["resumed"] = save_and_resume(folder)
@@ -156,6 +159,12 @@ def exported():
     half = {n: t.clone() for n, t in engine.export_weights(dtype=torch.bfloat16, bucket_bytes=8192)}
     whole = {n: p.full_tensor() for n, p in engine._named_parameters()}
     return plain, half, whole, (traffic.received, traffic.peak_extra)
+
+
+def parts():
+    """What leaves this rank for rollout servers, in parts of 2 KiB, and its report."""
+    *sent, report = export_parts(make_engine(), dtype=torch.bfloat16, bucket_bytes=4096, part_bytes=2048)
+    return [load(part) for part in sent], report
 
 
 def sent(folder: Path):

@@ -146,6 +146,24 @@ def test_gathered_weights(results, world):
         assert 0 < peak_extra <= 3 * 8192 * (1 + 1 / world) + 2 * max(t.nbytes for t in whole.values())
 
 
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_weights_for_servers_leave_the_first_rank_in_parts_and_no_rank_has_all_of_them(results, world):
+    first, *others = [rank["parts"] for rank in results[world]]
+    assert all(parts == [] for parts, _ in others)
+    whole = results[world][0]["exported"][2]
+    parts, report = first
+    assert sorted(name for part in parts for name in part) == sorted(whole)
+    assert all(torch.equal(t, whole[name].bfloat16()) for part in parts for name, t in part.items())
+    assert all(len(part) == 1 or sum(t.nbytes for t in part.values()) <= 2048 for part in parts)
+    total, largest = sum(2 * t.numel() for t in whole.values()), max(2 * t.numel() for t in whole.values())
+    # Buckets as above; tensors at hand; a part's tensors and the next one's first, and the part's bytes.
+    assert report.peak_extra_bytes <= 3 * 4096 + 5 * largest + 1024 < total
+    assert total * (world - 1) / world <= report.received_bytes <= 1.1 * total * (world - 1) / world
+    for _, of_other in others:
+        assert of_other.received_bytes == 0
+        assert of_other.peak_extra_bytes <= 3 * 4096 / world
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_broadcast_weights(results, world):
     sender, *receivers = [rank["sent"] for rank in results[world]]

@@ -51,6 +51,12 @@ def test_generation_on_devices_of_its_own():
     assert not trainer.roles[0].generates
 
 
+def test_servers_generate_on_devices_that_the_run_does_not_have():
+    (trainer,) = pools_of("trainer.n_gpus_per_node=2", f"{ROLLOUT}.name=server", with_reference=True, with_critic=True)
+    assert (trainer.roles, trainer.size) == ((Role.ActorRef, Role.Critic), 2)
+    assert not trainer.generates
+
+
 def test_critic_and_reference_on_devices_of_their_own():
     words = "trainer.n_gpus_per_node=4", "critic.nnodes=2", "critic.n_gpus_per_node=3", f"{REF}.nnodes=1"
     trainer, critic, ref = pools_of(*words, with_critic=True, with_reference=True)

@@ -1,6 +1,7 @@
 """The loop around a queue that is filled beforehand: what happens between steps, and how it ends."""
 
 import contextlib
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from tests.trainer.fakes import config
 
 from verl.core.transfer_queue.api import QueueClosed
 from verl.core.transfer_queue.local import LocalTransferQueue
-from verl.trainer import checkpoints, stages
+from verl.trainer import checkpoints, stages, validation
 from verl.trainer.arrivals import SCORED
 from verl.trainer.busy import Busy
 from verl.trainer.interrupt import Interrupt
@@ -48,6 +49,8 @@ class Loop:
             roles=SimpleNamespace(sync_weights=lambda version: self.note(f"weights {version}"), sync_metrics={}),
             rewards=SimpleNamespace(look_after=lambda: None),
             tracker=SimpleNamespace(log=lambda metrics, step: self.logged.append((step, metrics))),
+            val_prompts=["a"],
+            owes_validation=False,
             step=0,
             spans=None,
         )
@@ -55,7 +58,7 @@ class Loop:
         monkeypatch.setattr(fully_async, "learn", self.learn)
         monkeypatch.setattr(fully_async, "batch_metrics", lambda *a: {})
         monkeypatch.setattr(fully_async, "performance_metrics", lambda *a: {})
-        monkeypatch.setattr(fully_async, "validate", lambda run: (self.note(f"validate {run.step}"), {})[1])
+        monkeypatch.setattr(validation, "validate", lambda run: (self.note(f"validate {run.step}"), {})[1])
         monkeypatch.setattr(stages, "warn_of_mismatch", lambda run, log: None)
         monkeypatch.setattr(checkpoints, "save", lambda run, metrics: self.note(f"save {run.step}"))
         monkeypatch.setattr(checkpoints, "save_if_new", lambda run, metrics: self.note(f"save if new {run.step}"))
@@ -128,6 +131,22 @@ def test_ctrl_c_while_waiting_saves_at_once_and_trains_on_nothing_more(monkeypat
     assert loop.learned == [["p0", "p1"]]
     assert loop.calls[-2:] == ["pause", "save if new 1"]
     assert loop.generator.queue.stats()["groups_held"] == 1
+
+
+def test_ctrl_c_in_a_validation_saves_while_generation_rests(monkeypatch):
+    loop = Loop(monkeypatch, "trainer.test_freq=2", total_steps=3)
+
+    def validate(run):
+        loop.note("validate")
+        signal.raise_signal(signal.SIGTERM)
+        loop.note("validated")
+
+    monkeypatch.setattr(validation, "validate", validate)
+    loop.interrupt = Interrupt()
+    with loop.interrupt:
+        assert steps(loop.run, PACE, loop.generator, loop.interrupt) == "interrupted"
+    assert loop.calls[-5:] == ["pause", "weights 2", "version 2", "validate", "save 2"]
+    assert loop.run.owes_validation
 
 
 def test_a_failure_of_the_generator_is_the_runs(monkeypatch):

@@ -10,7 +10,7 @@ from tests.trainer.fakes import config
 
 from verl.data.batch import SampleBatch
 from verl.errors import WorkerDied
-from verl.trainer import checkpoints, stages
+from verl.trainer import checkpoints, stages, validation
 from verl.trainer.pipelines import sync
 
 
@@ -35,6 +35,8 @@ class Recorder:
             tracker=SimpleNamespace(log=lambda metrics, step: self.logged.append((step, sorted(metrics)))),
             saver=SimpleNamespace(settle=lambda wait: None),
             last_checkpoint=None,
+            val_prompts=["a"],
+            owes_validation=False,
             step=step,
             spans=None,
         )
@@ -53,7 +55,8 @@ class Recorder:
             given = (batch, "rewards") if name == "generate" else batch
             monkeypatch.setattr(stages, name, lambda *a, name=name, given=given, **k: (note(name), given)[1])
         monkeypatch.setattr(checkpoints, "save", lambda run, metrics: note(f"save {run.step}"))
-        monkeypatch.setattr(sync, "validate", lambda run: (note(f"validate {run.step}"), {"val/test_score/a": 1.0})[1])
+        score = {"val/test_score/a": 1.0}
+        monkeypatch.setattr(validation, "validate", lambda run: (note(f"validate {run.step}"), score)[1])
         monkeypatch.setattr(sync, "batch_metrics", lambda *a: {})
         monkeypatch.setattr(sync, "performance_metrics", lambda *a: {})
 
@@ -176,8 +179,43 @@ def test_interrupt_after_the_decision_to_save_never_ends_with_an_unsaved_step(mo
     assert recorder.only("save") == ["save 2", "save 3"]
 
 
-def test_interrupt_in_the_last_step_is_the_end(monkeypatch):
+def test_interrupt_in_the_last_step_is_the_end_where_there_is_no_validation(monkeypatch):
     recorder = Recorder(monkeypatch)
+    recorder.run.val_prompts = None
     recorder.at_step["generate", 3] = interrupt
     assert recorder.train() == "finished"
     assert recorder.only("save") == ["save 4"]
+
+
+@pytest.mark.parametrize(("where", "step", "validated"), [("generate", 3, False), ("validate 4", 4, True)])
+def test_interrupt_before_or_in_the_last_validation_leaves_it_and_a_resumed_run_makes_it(
+    monkeypatch, where, step, validated
+):
+    recorder = Recorder(monkeypatch, "trainer.val_before_train=False")
+    recorder.at_step[where, step] = interrupt
+    assert recorder.train() == "interrupted"
+    assert recorder.only("validate", "save") == [*(["validate 4"] if validated else []), "save 4"]
+    assert recorder.run.owes_validation
+    assert "val/test_score/a" not in recorder.logged[-1][1]
+    resumed = Recorder(monkeypatch, step=4)
+    resumed.run.owes_validation = True
+    assert resumed.train() == "finished"
+    assert resumed.calls == ["weights 4", "validate 4"]
+    assert resumed.logged == [(4, ["val/test_score/a"])]
+    assert not resumed.run.owes_validation
+
+
+def test_interrupt_in_a_validation_between_steps_saves_what_is_done(monkeypatch):
+    recorder = Recorder(monkeypatch, "trainer.test_freq=2")
+    recorder.at_step["validate 2", 2] = interrupt
+    assert recorder.train() == "interrupted"
+    assert recorder.only("validate", "save") == ["validate 0", "validate 2", "save 2"]
+
+
+@pytest.mark.parametrize("only", [True, False])
+def test_interrupt_in_the_validation_before_training_ends_the_run(monkeypatch, only):
+    recorder = Recorder(monkeypatch, f"trainer.val_only={only}")
+    recorder.at_step["validate 0", 0] = interrupt
+    assert recorder.train() == "interrupted"
+    assert recorder.calls == ["weights 0", "validate 0"]
+    assert recorder.logged == []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from verl.core.checkpoint_engine.checksum import Sums, checksum, differing
 from verl.core.checkpoint_engine.gather import Traffic
 from verl.core.model_engine.api import ModelEngine
 from verl.core.rollout_engine.api import RolloutEngine
+from verl.core.rollout_engine.service.wire import weight_parts
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,22 @@ def send(
     else:
         channel.send(sums.watch(weights) if verify else weights, dtype, traffic)
     return _report(started, traffic, sums.by_name)
+
+
+def export_parts(
+    actor: ModelEngine, *, dtype: torch.dtype | None, bucket_bytes: int, part_bytes: int
+) -> Iterator[bytes | SyncReport]:
+    """A training rank's part where servers generate: its shards to the first, which yields `weight_parts`.
+
+    Ends with the rank's report.
+    """
+    started, traffic, largest = time.perf_counter(), Traffic(), 0
+    weights = actor.export_weights(dtype=dtype, bucket_bytes=bucket_bytes, takers=(0,), traffic=traffic)
+    for part in weight_parts(weights, part_bytes, dtype, traffic):
+        largest = max(largest, len(part))
+        yield part
+    report = _report(started, traffic)
+    yield replace(report, peak_extra_bytes=report.peak_extra_bytes + largest)
 
 
 def receive(rollout: RolloutEngine, channel: WeightChannel, version: int, *, verify: bool) -> SyncReport:

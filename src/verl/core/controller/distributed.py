@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +18,7 @@ from verl.core.controller.proxies import GroupModelEngine, GroupRolloutEngine
 from verl.core.controller.ray_group import RayGroup, collect
 from verl.core.controller.resources import ResourcePool, Role, plan_pools, reward_pool
 from verl.core.controller.resources import check as check_room
-from verl.core.controller.roles import Roles, sequence_ranks
+from verl.core.controller.roles import Roles, build_rollout, same_numerics, sequence_ranks
 from verl.core.controller.shared_paths import (
     CRITIC,
     POLICY,
@@ -28,23 +30,33 @@ from verl.core.controller.shared_paths import (
 from verl.core.controller.worker import Facts, Job
 from verl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from verl.core.rollout_engine.service.client import ServerRolloutEngine
+
+# Parts of weights for rollout servers that are made before the servers' client takes them.
+PARTS_AHEAD = 2
+
 
 @dataclass
 class RayRoles(Roles):
     """Engines whose work Ray's workers do.
 
-    generators: the workers of a pool of their own for generation; None where the trainer's workers generate.
+    generators: the workers of a pool of their own for generation; None where the trainer's workers or servers generate.
+    servers: the rollout engine, where servers generate.
     """
 
     cluster: Cluster | None = None
     trainers: RayGroup | None = None
     generators: RayGroup | None = None
+    servers: ServerRolloutEngine | None = None
     rollout_dtype: torch.dtype | None = None
     groups: list[RayGroup] = field(default_factory=list)
 
     def sync_weights(self, version: int) -> SyncReport:
         """Bring the actor's weights into every rollout engine; the slowest rank's figures are in `sync_metrics`."""
-        if self.generators is None:
+        if self.servers is not None:
+            reports = self._to_servers(self.servers, version)
+        elif self.generators is None:
             self.rollout.wake()
             reports = self.trainers.scatter("update_shared", [(version, self.rollout_dtype)] * self.trainers.size)
         else:
@@ -64,8 +76,27 @@ class RayRoles(Roles):
         self.sync_metrics = _metrics(total)
         return total
 
+    def _to_servers(self, servers: ServerRolloutEngine, version: int) -> list[SyncReport]:
+        """Each trainer's report. The first one's parts come through this process, from where all servers get them."""
+        reports: list[SyncReport] = []
+
+        def parts() -> Iterator[bytes]:
+            arguments = [(self.rollout_dtype, servers.part_bytes)] * self.trainers.size
+            ranks = range(self.trainers.size)
+            for _, item in self.trainers.stream("export_parts", arguments, ranks, ahead=PARTS_AHEAD):
+                if isinstance(item, SyncReport):
+                    reports.append(item)
+                else:
+                    yield item
+
+        servers.wake()
+        servers.load_parts(parts(), version)
+        return reports
+
     def close(self) -> None:
-        """End the workers and free their devices; a cluster that this run started goes too."""
+        """End the workers and free their devices; a cluster that this run started goes too. Servers go on."""
+        if self.servers is not None:
+            self.servers.close()
         for group in self.groups:
             group.close()
         if self.cluster is not None:
@@ -85,7 +116,7 @@ def _metrics(report: SyncReport) -> dict[str, float]:
 
 
 def build_on_ray(
-    config: PPOConfig, plan: BatchPlan, model_path: str, with_critic: bool, with_reference: bool
+    config: PPOConfig, plan: BatchPlan, model_path: str, tokenizer: Any, with_critic: bool, with_reference: bool
 ) -> RayRoles:
     """Check what Ray has, start a worker on each device, and let them build their engines.
 
@@ -108,7 +139,12 @@ def build_on_ray(
             groups.append(RayGroup(pool, reserved, span, timeout, beside=feeds))
         share_plugins()
         facts = _build(with_absolute_paths(config), plan, model_path, groups)
-        return _roles(config, cluster, groups, facts)
+        generators = _generators(groups)
+        if generators is None:
+            generation = _servers(config, torch.device(device_type), model_path, tokenizer)
+        else:
+            generation = _workers(generators, facts[groups.index(generators)], shared=generators is groups[0])
+        return _roles(config, cluster, groups, facts, generation)
     except BaseException:
         for group in groups:
             group.close()
@@ -134,7 +170,7 @@ def _build(config: PPOConfig, plan: BatchPlan, model_path: str, groups: list[Ray
     built = iter(collect(building))
     facts = [list(itertools.islice(built, group.size)) for group in groups]
     trainer, generator = groups[0], _generators(groups)
-    if generator is not trainer:
+    if generator is not None and generator is not trainer:
         meeting = (generator.size + 1, trainer.address, trainer.port, config.actor_rollout_ref.nccl_timeout)
         calls = trainer.submit("open_channel", [(0, *meeting)], [0])
         calls += generator.submit("open_channel", [(rank + 1, *meeting) for rank in range(generator.size)])
@@ -146,32 +182,56 @@ def _group_with(groups: list[RayGroup], engine: str) -> RayGroup | None:
     return next((group for group in groups if engine in group.pool.engines), None)
 
 
-def _generators(groups: list[RayGroup]) -> RayGroup:
-    return next(group for group in groups if group.pool.generates)
+def _generators(groups: list[RayGroup]) -> RayGroup | None:
+    """None: servers generate."""
+    return next((group for group in groups if group.pool.generates), None)
 
 
-def _roles(config: PPOConfig, cluster: Cluster, groups: list[RayGroup], facts: list[list[Facts]]) -> RayRoles:
-    trainers, generators = groups[0], _generators(groups)
-    shared = generators is trainers
-    of_generators = facts[groups.index(generators)]
-    first = next(f for f in of_generators if f.generates)
-    ranks = [rank for rank, f in enumerate(of_generators) if f.generates]
-    ranks_of = sequence_ranks(config)
+@dataclass(frozen=True)
+class _Generation:
+    """The rollout engine, and what `RayRoles` has to know of it."""
+
+    rollout: GroupRolloutEngine | ServerRolloutEngine
+    same_numerics: bool
+    notice: str | None
+    generators: RayGroup | None = None
+    servers: ServerRolloutEngine | None = None
+
+
+def _workers(generators: RayGroup, facts: list[Facts], shared: bool) -> _Generation:
+    """shared: whether they train too."""
+    first = next(f for f in facts if f.generates)
+    ranks = [rank for rank, f in enumerate(facts) if f.generates]
+    rollout = GroupRolloutEngine(generators, ranks, first.rollout_dtype, shared=shared)
+    return _Generation(rollout, first.same_numerics, first.notice, generators=None if shared else generators)
+
+
+def _servers(config: PPOConfig, device: torch.device, model_path: str, tokenizer: Any) -> _Generation:
+    """device: of the trainers, by kind."""
+    servers, notice = build_rollout(config, device, model_path, tokenizer, None)
+    return _Generation(servers, same_numerics(config, servers, device), notice, servers=servers)
+
+
+def _roles(
+    config: PPOConfig, cluster: Cluster, groups: list[RayGroup], facts: list[list[Facts]], generation: _Generation
+) -> RayRoles:
+    trainers, ranks_of = groups[0], sequence_ranks(config)
     others = {name: group for name in ("ref", "critic") if (group := _group_with(groups, name)) is not None}
     engines = {name: GroupModelEngine(group, name, ranks_of[name]) for name, group in others.items()}
     return RayRoles(
         actor=GroupModelEngine(trainers, "actor", ranks_of["actor"], facts[0][0].generation_config),
-        rollout=GroupRolloutEngine(generators, ranks, first.rollout_dtype, shared=shared),
+        rollout=generation.rollout,
         ref=engines.get("ref"),
         critic=engines.get("critic"),
         critic_apart=others.get("critic", trainers) is not trainers,
-        same_numerics=first.same_numerics,
-        notices=_notices([group.pool for group in groups], cluster, first.notice),
+        same_numerics=generation.same_numerics,
+        notices=_notices([group.pool for group in groups], cluster, generation.notice),
         verify=config.actor_rollout_ref.rollout.checkpoint_engine.verify,
         cluster=cluster,
         trainers=trainers,
-        generators=None if shared else generators,
-        rollout_dtype=first.rollout_dtype,
+        generators=generation.generators,
+        servers=generation.servers,
+        rollout_dtype=generation.rollout.dtype,
         groups=groups,
     )
 

@@ -106,10 +106,16 @@ class RayGroup:
         call = next(call for call in calls if call.reference == done)
         return call, collect([call])[0]
 
-    def stream(self, method: str, arguments: Sequence[tuple], ranks: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """(position among `ranks`, item) of a generator method, as the items come from any of them."""
+    def stream(
+        self, method: str, arguments: Sequence[tuple], ranks: Sequence[int], ahead: int = -1
+    ) -> Iterator[tuple[int, Any]]:
+        """(position among `ranks`, item) of a generator method, as the items come from any of them.
+
+        ahead: a worker waits when so many of its items have not been taken; -1: never.
+        """
+        options = {"num_returns": "streaming", "_generator_backpressure_num_objects": ahead}
         running = {
-            getattr(self._actors[rank], method).options(num_returns="streaming").remote(*args): position
+            getattr(self._actors[rank], method).options(**options).remote(*args): position
             for position, (rank, args) in enumerate(zip(ranks, arguments, strict=True))
         }
         while running:
@@ -150,21 +156,23 @@ def collect(calls: Sequence[Call]) -> list[Any]:
         WorkerFailure: any other exception of a worker.
     """
     waiting = {call.reference: call for call in calls}
+    results: dict[Any, Any] = {}
     while waiting:
         done, _ = ray.wait(list(waiting), num_returns=1)
         for reference in done:
             call = waiting.pop(reference)
-            if (error := _error_of(reference)) is not None:
+            results[reference], error = _outcome(reference)
+            if error is not None:
                 _fail([(call, error), *_errors_soon(list(waiting.values()))])
-    return ray.get([call.reference for call in calls])
+    return [results[call.reference] for call in calls]
 
 
-def _error_of(reference: Any) -> Exception | None:
+def _outcome(reference: Any) -> tuple[Any, Exception | None]:
+    """(result, None) or (None, what the call failed with)."""
     try:
-        ray.get(reference)
+        return ray.get(reference), None
     except (RayActorError, RayTaskError) as error:
-        return error
-    return None
+        return None, error
 
 
 def _errors_soon(calls: Sequence[Call]) -> list[tuple[Call, Exception]]:
@@ -172,7 +180,7 @@ def _errors_soon(calls: Sequence[Call]) -> list[tuple[Call, Exception]]:
     if not calls:
         return []
     done, _ = ray.wait([call.reference for call in calls], num_returns=len(calls), timeout=GRACE)
-    found = [(call, _error_of(call.reference)) for call in calls if call.reference in done]
+    found = [(call, _outcome(call.reference)[1]) for call in calls if call.reference in done]
     return [(call, error) for call, error in found if error is not None]
 
 

@@ -110,7 +110,7 @@ def plan_pools(config: PPOConfig, with_critic: bool, with_reference: bool, devic
         (True, False): Role.ActorRollout,
         (False, True): Role.ActorRef,
         (False, False): Role.Actor,
-    }[rollout.nnodes == 0, with_reference and ref.nnodes == 0]
+    }[rollout.nnodes == 0 and rollout.name != "server", with_reference and ref.nnodes == 0]
     roles = (role, Role.Critic) if with_critic and critic.nnodes == 0 else (role,)
 
     def pool(name: str, section: str, part: Any, roles: tuple[Role, ...], share: float) -> ResourcePool:

@@ -102,11 +102,11 @@ def build_roles(
         ConfigError: the devices are not there, or a model cannot be loaded.
     """
     _check_sequences(config, model_path, with_critic)
+    _check_servers(config, model_path)
     if is_distributed(config):
         from verl.core.controller.distributed import build_on_ray
 
-        return build_on_ray(config, plan, model_path, with_critic, with_reference)
-    _check_servers(config, model_path)
+        return build_on_ray(config, plan, model_path, tokenizer, with_critic, with_reference)
     ensure_process_group(device, config.actor_rollout_ref.nccl_timeout)
     names = ["actor", *(["ref"] if with_reference else []), *(["critic"] if with_critic else [])]
     engines = build_trainers(config, plan, device, model_path, tokenizer, names)

@@ -219,6 +219,11 @@ class Worker:
         options = {"dtype": dtype, "bucket_bytes": self.bucket_bytes, "verify": self.verify}
         return options | {"takers": self.weight_takers}
 
+    def export_parts(self, dtype: torch.dtype | None, part_bytes: int) -> Iterator[bytes | SyncReport]:
+        """Weights for rollout servers, from the first rank, and then each rank's report."""
+        options = {"dtype": dtype, "bucket_bytes": self.bucket_bytes, "part_bytes": part_bytes}
+        yield from sync.export_parts(self.engines["actor"], **options)
+
     def receive_weights(self, version: int) -> SyncReport:
         """Weights from the trainer."""
         if self._channel is None:

@@ -16,7 +16,7 @@ from verl.trainer.pace import Pace, make_generator
 from verl.trainer.pipelines.sync import due, learn
 from verl.trainer.run import Run
 from verl.trainer.steplog import StepLog, merged
-from verl.trainer.validation import validate
+from verl.trainer.validation import validate_first, validate_step
 from verl.trainer.watchdog import Watchdog
 
 LOOK_SECONDS = 0.5  # between looks at Ctrl-C and at lost rewards
@@ -33,21 +33,20 @@ def train(run: Run) -> str:
 
 def overlap(run: Run, pace: Pace) -> str:
     """Generate in one thread and train in this one, at this pace."""
-    trainer = run.config.trainer
     run.roles.sync_weights(version=run.step)
     generator = make_generator(run, pace)
-    if trainer.val_only or (trainer.val_before_train and run.step == 0):
-        with generator.on_engine():
-            first = validate(run)
-        if first:
-            run.tracker.log(first, step=run.step)
-    if trainer.val_only:
-        return "finished"
     watchdog = Watchdog(generator.queue, generator, run.config.async_training.watchdog_seconds, run.tracker.notice)
-    run.ahead = generator
     try:
-        with Interrupt() as interrupt, generator, watchdog:
-            return steps(run, pace, generator, interrupt)
+        with Interrupt() as interrupt:
+            with generator.on_engine():
+                validated = validate_first(run, interrupt)
+            if not validated:
+                return "interrupted"
+            if run.config.trainer.val_only:
+                return "finished"
+            run.ahead = generator
+            with generator, watchdog:
+                return steps(run, pace, generator, interrupt)
     except QueueClosed as closed:
         raise closed.error or closed from None
 
@@ -80,15 +79,15 @@ def steps(run: Run, pace: Pace, generator: Generator, interrupt: Interrupt) -> s
         log.add(performance_metrics(batch, log, all_devices(run.config)))
         epoch = (run.step - 1) // run.sampler.batches_per_epoch
         log.add({"training/global_step": run.step, "training/epoch": epoch})
-        if last or tests:
-            with log.time("testing"), generator.on_engine():
-                log.add(validate(run))
+        with generator.on_engine():
+            validated = not (last or tests) or validate_step(run, interrupt, log)
+        stop = stop or not validated
         if last or stop or saves:
             with log.time("save_checkpoint"):
                 checkpoints.save(run, log.metrics)
         run.tracker.log(log.metrics, step=run.step)
         checkpoints.settle(run)
-        if stop and not last:
+        if stop and not (last and validated):
             return "interrupted"
         generator.resume()
     return "finished"

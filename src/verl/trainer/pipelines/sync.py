@@ -13,19 +13,19 @@ from verl.trainer.metrics import batch_metrics, idle_shares, performance_metrics
 from verl.trainer.run import Run
 from verl.trainer.sampling import NoSpreadError, fill_step
 from verl.trainer.steplog import StepLog
-from verl.trainer.validation import validate
+from verl.trainer.validation import validate_first, validate_step
 
 
 def train(run: Run) -> str:
     """Train until the plan's last step, or until Ctrl-C. Returns "finished" or "interrupted"."""
     trainer = run.config.trainer
     run.roles.sync_weights(version=run.step)
-    if (trainer.val_only or (trainer.val_before_train and run.step == 0)) and (first := validate(run)):
-        run.tracker.log(first, step=run.step)
-    if trainer.val_only:
-        return "finished"
-    log = StepLog(run.spans)
     with Interrupt() as interrupt:
+        if not validate_first(run, interrupt):
+            return "interrupted"
+        if trainer.val_only:
+            return "finished"
+        log = StepLog(run.spans)
         while run.step < run.plan.total_steps:
             done, log = log.metrics, StepLog(run.spans)
             try:
@@ -42,16 +42,15 @@ def train(run: Run) -> str:
             run.step += 1
             log.add({"training/global_step": run.step, "training/epoch": run.sampler.epoch})
             last = run.step == run.plan.total_steps
-            if last or due(run.step, trainer.test_freq):
-                with log.time("testing"):
-                    log.add(validate(run))
+            tests = last or due(run.step, trainer.test_freq)
+            validated = not tests or validate_step(run, interrupt, log)
             stop = interrupt.requested  # read once: a signal from here on ends the next step, which is then saved too
             if last or stop or due(run.step, trainer.save_freq):
                 with log.time("save_checkpoint"):
                     checkpoints.save(run, log.metrics)
             run.tracker.log(log.metrics, step=run.step)
             checkpoints.settle(run)
-            if stop and not last:
+            if stop and not (last and validated):
                 return "interrupted"
     return "finished"
 

@@ -94,6 +94,19 @@ def test_chat_goes_through_the_template_and_streams_the_same(client, server):
     assert pieces[-1].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
+def test_a_template_that_rejects_a_conversation_is_told_in_the_requests_own_words(server, monkeypatch):
+    refuses = "{% if wanted is undefined %}{{ raise_exception('say what is wanted') }}{% endif %}question"
+    monkeypatch.setattr(server.service.tokenizer, "chat_template", refuses)
+    body = {"model": server.service.facts.model, "messages": [{"role": "user", "content": "3+4="}], "max_tokens": 1}
+    answer = server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert message.startswith("the request: the model's chat template rejects the prompt (roles ['user']): say what is")
+    assert message.endswith("Correct the messages or chat_template_kwargs.")
+    body["chat_template_kwargs"] = {"wanted": "a sum"}
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+
+
 def test_a_stop_text_ends_the_response_and_frees_its_slot(client, server, expected):
     ((_, _, text),) = expected("3+4=", seed=3, max_tokens=40)
     stop = text[10:12]

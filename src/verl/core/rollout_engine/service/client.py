@@ -31,6 +31,7 @@ T = TypeVar("T")
 POLL_SECONDS = 0.02
 # Of weights over HTTP: one part travels while the engine takes the one before, and large ones leave either side waiting.
 PART_BYTES = 16 << 20
+FILE_BYTES = 128 << 20  # of weights in a folder
 KEEP_SECONDS = 20.0  # an idle connection: less than servers keep it, or one would close what the other is about to use
 
 
@@ -148,6 +149,12 @@ class ServerRolloutEngine:
             if group is not None:
                 asyncio.run_coroutine_threadsafe(group.abort(), self._loop)
 
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of weights that travel together, at most; a larger tensor goes alone."""
+        most = FILE_BYTES if self.config.server.weights_folder else PART_BYTES
+        return min(self.config.checkpoint_engine.update_weights_bucket_megabytes << 20, most)
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Send weights to all servers while they come from the trainer, and keep a copy for servers that come later.
 
@@ -155,23 +162,22 @@ class ServerRolloutEngine:
             CheckpointError: they do not fit a server's model.
             WorkerDied: no server took them.
         """
-        size, where = (
-            self.config.checkpoint_engine.update_weights_bucket_megabytes << 20,
-            self.config.server.weights_folder,
-        )
+        self.load_parts(weight_parts(weights, self.part_bytes, self.dtype), version)
+
+    def load_parts(self, parts: Iterable[bytes], version: int) -> None:
+        """`load_weights` of what `weight_parts` made elsewhere. Takes all of them, even if the servers fail meanwhile."""
+        where = self.config.server.weights_folder
         folder = Path(where).expanduser().absolute() if where else None
-        size = size if folder is not None else min(size, PART_BYTES)
         label = f"{self._run}-{version}-{next(self._updates)}"
         kept, before = self._call(self._replace(KeptWeights, label, version, folder))
         if before is not None:
             before.drop()
         publishing = asyncio.run_coroutine_threadsafe(self._fleet.publish(kept), self._loop)
         try:
-            for part in weight_parts(weights, size, self.dtype):
-                kept.add(part, self._loop)
-                if publishing.done():
-                    break
-            else:
+            for part in parts:
+                if not publishing.done():
+                    kept.add(part, self._loop)
+            if not publishing.done():
                 kept.end(self._loop)
             publishing.result()
         except BaseException:

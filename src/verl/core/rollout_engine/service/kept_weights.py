@@ -6,8 +6,6 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from torch import Tensor
-
 PART = "{:05d}.safetensors"
 
 
@@ -27,14 +25,12 @@ class KeptWeights:
         if self.folder is not None:
             self.folder.mkdir(parents=True)
 
-    def add(self, tensors: dict[str, Tensor], loop: asyncio.AbstractEventLoop) -> None:
-        """Take a part over; in the thread that has the tensors."""
-        from safetensors.torch import save, save_file
-
+    def add(self, part: bytes, loop: asyncio.AbstractEventLoop) -> None:
+        """Take over the tensors of a safetensors file; in the thread that has them."""
         if self.folder is None:
-            self._parts.append(save(tensors))
+            self._parts.append(part)
         else:
-            save_file(tensors, self.folder / PART.format(self._count))
+            (self.folder / PART.format(self._count)).write_bytes(part)
             self._count += 1
         loop.call_soon_threadsafe(self._changed.set)
 

@@ -157,7 +157,7 @@ def _render(service: Service, body: ChatBody) -> list[int]:
     """Token ids of the conversation up to where the assistant's message begins, as training makes them."""
     row = PromptRow("the request", [message.plain() for message in body.messages], data_source="", ground_truth=None)
     try:
-        (ids,) = tokenize_rows([row], service.tokenizer, body.chat_template_kwargs)
+        (ids,) = tokenize_rows([row], service.tokenizer, body.chat_template_kwargs, key="chat_template_kwargs")
     except DataError as error:
         raise Refused(400, str(error), "bad_messages") from None
     return ids

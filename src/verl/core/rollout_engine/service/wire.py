@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl.core.checkpoint_engine.gather import Traffic
 from verl.core.rollout_engine.api import Completion, Request
 
 
@@ -38,19 +39,25 @@ def completion_of(line: dict[str, Any]) -> Completion:
 
 
 def weight_parts(
-    weights: Iterable[tuple[str, Tensor]], part_bytes: int, dtype: torch.dtype | None
-) -> Iterator[dict[str, Tensor]]:
-    """Tensors on the CPU in groups of about `part_bytes` (a larger tensor alone), floating ones cast to `dtype`."""
+    weights: Iterable[tuple[str, Tensor]], part_bytes: int, dtype: torch.dtype | None, traffic: Traffic | None = None
+) -> Iterator[bytes]:
+    """safetensors of at most `part_bytes` of weights each (a larger tensor alone), floating ones cast to `dtype`.
+
+    traffic: takes note of the copies that are made of the tensors.
+    """
+    from safetensors.torch import save
+
+    traffic = traffic or Traffic()
     part: dict[str, Tensor] = {}
     held = 0
     for name, tensor in weights:
         target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        # A copy: the trainer goes on changing its own, and views share memory, which safetensors refuses.
-        copied = torch.empty(tensor.shape, dtype=target).copy_(tensor.detach())
-        if part and held + copied.nbytes > part_bytes:
-            yield part
+        size = tensor.numel() * target.itemsize
+        if part and held + size > part_bytes:
+            yield save(part)
             part, held = {}, 0
-        part[name] = copied
-        held += copied.nbytes
+        # A copy: views share memory, which safetensors refuses.
+        part[name] = traffic.hold(torch.empty(tensor.shape, dtype=target).copy_(tensor.detach()))
+        held += size
     if part:
-        yield part
+        yield save(part)
