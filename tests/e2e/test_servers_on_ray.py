@@ -9,22 +9,11 @@ from tests.core.rollout_engine.service.conftest import TOKEN
 from tests.core.rollout_engine.service.processes import start
 from tests.e2e.runs import curve, overrides, sevens_reward, train
 
-from verl.config.compose import compose
-from verl.core.controller.cluster import Cluster
-
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("cluster")]
 
 ROLLOUT = "actor_rollout_ref__rollout"
 TWO = {"trainer__n_gpus_per_node": 2}
 LEARNED = ("critic/score/mean", "actor/pg_loss", "actor/grad_norm", "actor/entropy", "response_length/mean")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    """One cluster for all runs of this file."""
-    started = Cluster(compose(["data.train_files=t", "ray_kwargs.ray_init.num_cpus=2"]))
-    yield
-    started.close()
 
 
 @pytest.fixture(scope="module")
