@@ -88,6 +88,15 @@ def test_a_folder_in_use_is_found_before_a_model_is_loaded_and_free_after_a_fail
     FolderLock(tmp_path).release()
 
 
+def test_a_run_that_finds_its_folder_in_use_leaves_what_the_other_is_writing(tiny_model, tiny_data, tmp_path):
+    other = FolderLock(tmp_path / "out")
+    unfinished = CheckpointStore(tmp_path / "out").begin(4).folder
+    with pytest.raises(UserError, match="another run is writing"):
+        prepare(config(*overrides(tiny_model, tiny_data, tmp_path / "out")), [])
+    assert unfinished.is_dir()
+    other.release()
+
+
 def test_the_plan_and_notices_are_printed_before_a_model_is_loaded(
     tiny_model, tiny_data, tmp_path, monkeypatch, capsys
 ):

@@ -105,8 +105,10 @@ def prepare(config: PPOConfig, notices: list[str]) -> Run:
     asked = algorithm[0].needs.critic, needs_reference_model(config, *algorithm)
     device = check_placement(config, *asked)
     folder = Path(config.trainer.default_local_dir).expanduser()
-    # Before the folder is made: a mistyped path leaves nothing behind.
-    CheckpointStore(folder).find(config.trainer.resume_mode, config.trainer.resume_from_path)
+    if not folder.exists():
+        # Before the folder is made: a mistyped path leaves nothing behind. One that is there may be another run's, whose
+        # unfinished checkpoint `find` would remove: that waits for the lock.
+        CheckpointStore(folder).find(config.trainer.resume_mode, config.trainer.resume_from_path)
     resolve_model_path(config.actor_rollout_ref.model.path)
     if config.reward_model.enable:
         resolve_model_path(config.reward_model.model.path, "reward_model.model.path")
