@@ -12,6 +12,7 @@ import pytest
 from verl.config.schema import CustomRewardConfig, RewardConfig
 from verl.errors import RewardError
 from verl.rewards import RewardInput, RewardManager, register_reward_manager
+from verl.rewards import manager as manager_module
 from verl.rewards import registry as registry_module
 from verl.rewards.custom import CustomFunction
 from verl.rewards.pool import WorkerPool
@@ -339,6 +340,14 @@ def test_check_finds_faults_before_any_sample(folder):
     with RewardManager(RewardConfig(), CustomRewardConfig(path=str(folder / "custom.py"), name="compute")) as manager:
         with pytest.raises(RewardError, match=r"Did you mean compute_score\?"):
             manager.check({"lab/sums"})
+
+
+def test_a_file_that_takes_long_to_import_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.5)\n" + CUSTOM)
+    monkeypatch.setattr(manager_module, "SLOW_IMPORT_SECONDS", 0.05)
+    with RewardManager(RewardConfig(), CustomRewardConfig(path=str(tmp_path / "slow.py"))) as slow:
+        slow.check()
+    assert "slow.py is still being imported after 0.05 s" in capsys.readouterr().err
 
 
 def test_a_reward_manager_of_ones_own(monkeypatch):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import verl.rewards.scorers  # noqa: F401  (registers the built-in scorers)
+from verl.config.compose import print_notice
 from verl.errors import RewardError
 from verl.rewards.custom import CustomFunction
 from verl.rewards.outcome import score_in_process, with_model_score
@@ -28,6 +31,22 @@ NOT_YET = RewardInput("", "")
 
 SLOWER_IN_WORKERS = 10
 """So many times as long as here may the import of the user's file take in a worker, where that is over a minute."""
+
+
+SLOW_IMPORT_SECONDS = 15.0
+
+
+@contextlib.contextmanager
+def _said_if_slow(path: str) -> Iterator[None]:
+    """Tells the user what the run waits for, should the import of their file take long."""
+    said = f"custom_reward_function.path={path} is still being imported after {SLOW_IMPORT_SECONDS:g} s."
+    timer = threading.Timer(SLOW_IMPORT_SECONDS, print_notice, [said])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class RewardHandle:
@@ -122,7 +141,8 @@ class RewardManager:
         check_data_sources(names, self.custom is not None)
         if self.custom is not None:
             began = time.monotonic()
-            self._chunk = CONCURRENT_CALLS if is_async(self.custom.load()) else None
+            with _said_if_slow(self.custom.path):
+                self._chunk = CONCURRENT_CALLS if is_async(self.custom.load()) else None
             # Several workers load it at once, each more slowly than this process alone.
             limit = max(limit, SLOWER_IN_WORKERS * (time.monotonic() - began))
             names = set()
