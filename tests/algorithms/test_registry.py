@@ -57,7 +57,9 @@ def test_every_entry_is_documented(entry):
 
 def test_unknown_name_tells_the_nearest_and_all():
     # Other tests of this process may have registered their own, which come in between.
-    with pytest.raises(ValueError, match=r"estimator: 'grppo'. Did you mean 'grpo'\? Allowed: (\w+, )*gae, (\w+, )*gdpo, "):
+    with pytest.raises(
+        ValueError, match=r"estimator: 'grppo'. Did you mean 'grpo'\? Allowed: (\w+, )*gae, (\w+, )*gdpo, "
+    ):
         get_advantage("grppo")
     with pytest.raises(ValueError, match=r"unknown policy loss: 'xyz'\. Allowed: (\w+, )*cispo, (\w+, )*clip_cov, "):
         get_policy_loss("xyz")
