@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.runs import comparable, metrics, overrides, sevens_reward, start, train
+from tests.e2e.runs import comparable, metrics, overrides, run, sevens_reward, start, train
 
 from verl.tracking.files import METRICS
 
@@ -85,7 +85,7 @@ def wait_until(true, seconds: float = 60) -> bool:
 
 @pytest.mark.parametrize("in_a_thread", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_killed_while_it_writes_a_checkpoint_resumes_to_the_same_bits(
-    in_a_thread, tiny_model, tiny_data, tmp_path, capsys, caplog
+    in_a_thread, tiny_model, tiny_data, tmp_path
 ):
     changes = {**STATEFUL, "trainer__total_training_steps": 6, "trainer__save_freq": 2, "trainer__test_freq": 3}
     changes["actor_rollout_ref__actor__checkpoint__async_save"] = in_a_thread
@@ -105,9 +105,10 @@ def test_a_run_killed_while_it_writes_a_checkpoint_resumes_to_the_same_bits(
     assert (broken / TRACKER).read_text() == "2"
     assert wait_until(lambda: not any(worker.is_running() for worker in workers), 20)  # none is left behind
 
-    assert train(words[broken]) == 0
-    assert f"resumed from {broken}/global_step_2: 2 steps are done" in capsys.readouterr().out
-    assert "not written to the end" in caplog.text
+    status, out, err = run(words[broken], tmp_path)
+    assert status == 0, err
+    assert f"resumed from {broken}/global_step_2: 2 steps are done" in out
+    assert "not written to the end" in err
     assert train(words[whole]) == 0
     assert comparable(metrics(broken)) == comparable(metrics(whole))
     assert [line["step"] for line in metrics(broken)] == list(range(7))

@@ -193,11 +193,27 @@ def test_a_sleeping_server_wakes_for_the_weights(pair, weights, direct):
     engine = connect(*(server.url for server in pair), shares_devices=True)
     engine.load_weights(weights.items(), 1)
     engine.sleep()
-    assert {server.state()["status"] for server in pair} == {"sleeping"}
+    wait_until(lambda: {server.state()["status"] for server in pair} == {"sleeping"})  # a slow one may come later
     engine.wake()
     engine.load_weights(weights.items(), 2)
     assert ids(engine.generate(asked(2))) == ids(direct.generate(asked(2)))
     engine.close()
+
+
+def test_a_server_that_comes_while_the_others_sleep_sleeps_too(byte_model, pair, weights, direct):
+    port = free_port()
+    engine = connect(pair[0].url, f"http://127.0.0.1:{port}", shares_devices=True)
+    engine.load_weights(weights.items(), 1)
+    engine.sleep()
+    with serving(byte_model, port=port, rollout={"max_num_seqs": 16}) as late:
+        late.wait_for(lambda state: state["status"] == "sleeping", 30)
+        assert late.state()["weights"] == "as loaded"  # it would be sent some that the trainer is about to replace
+        engine.wake()
+        engine.load_weights(weights.items(), 2)
+        assert late.state()["status"] == "ok"
+        assert late.state()["weights"] == pair[0].state()["weights"]
+        assert ids(engine.generate(asked(2))) == ids(direct.generate(asked(2)))
+        engine.close()
 
 
 def free_port() -> int:

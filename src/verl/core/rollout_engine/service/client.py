@@ -192,12 +192,12 @@ class ServerRolloutEngine:
     def sleep(self) -> None:
         """Give back the servers' memory, where the trainer could use it."""
         if self.config.server.shares_devices:
-            self._call(self._fleet.control("/sleep"))
+            self._call(self._fleet.sleep())
 
     def wake(self) -> None:
         """Undo sleep."""
         if self.config.server.shares_devices:
-            self._call(self._fleet.control("/wake"))
+            self._call(self._fleet.rouse())
 
     def close(self) -> None:
         """Leave the servers, which go on."""

@@ -68,6 +68,7 @@ class Fleet:
         self.http = make_http()
         self.kept: KeptWeights | None = None
         self._changed = asyncio.Condition()
+        self._asleep = False
 
     @property
     def ready(self) -> list[Remote]:
@@ -168,8 +169,13 @@ class Fleet:
                 await self.lose(remote, describe(error))
             return
         remote.misses, remote.slots, remote.label = 0, facts["slots"], facts["weights"]
+        sleeps = facts["status"] == "sleeping"
+        if self._asleep and not sleeps:
+            sleeps = await self._order(remote, "/sleep")
+            if not sleeps:
+                return
         kept = self.kept
-        if kept is not None and kept.whole and remote.label != kept.label and facts["status"] != "sleeping":
+        if kept is not None and kept.whole and remote.label != kept.label and not sleeps:
             with contextlib.suppress(UserError, httpx.HTTPError):
                 await self.send(remote, kept)
         elif not remote.alive:
@@ -237,17 +243,28 @@ class Fleet:
         if answer.status_code != 200:
             raise httpx.HTTPError(f"status {answer.status_code}: {message_of(answer)}")
 
-    async def control(self, path: str, body: dict[str, Any] | None = None) -> None:
-        """A control route of every server that answers; one that fails is lost."""
+    async def sleep(self) -> None:
+        """All servers give their memory back; one that comes later does so when it comes, until `rouse`."""
+        self._asleep = True
+        await self._order_all("/sleep")
 
-        async def post(remote: Remote) -> None:
-            try:
-                answer = await self.http.post(f"{remote.url}{path}", json=body or {}, timeout=self._wait_seconds)
-                answer.raise_for_status()
-            except httpx.HTTPError as error:
-                await self.lose(remote, f"{path}: {describe(error)}")
+    async def rouse(self) -> None:
+        """Undo `sleep`."""
+        self._asleep = False
+        await self._order_all("/wake")
 
-        await asyncio.gather(*(post(remote) for remote in self.remotes if remote.alive))
+    async def _order_all(self, path: str) -> None:
+        await asyncio.gather(*(self._order(remote, path) for remote in self.remotes if remote.alive))
+
+    async def _order(self, remote: Remote, path: str) -> bool:
+        """A control route of a server, which is lost if that fails; whether it has done it."""
+        try:
+            answer = await self.http.post(f"{remote.url}{path}", json={}, timeout=self._wait_seconds)
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            await self.lose(remote, f"{path}: {describe(error)}")
+            return False
+        return True
 
 
 async def slices(part: bytes) -> AsyncIterator[bytes]:
