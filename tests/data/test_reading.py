@@ -46,6 +46,8 @@ def test_missing_file_names_the_nearest(two):
         DataError, match=rf"data.train_files: .*bb.jsonl does not exist. The nearest .* {folder}/b.jsonl"
     ):
         list_files(str(folder / "bb.jsonl"), "data.train_files")
+    with pytest.raises(DataError, match=r"data.train_files: https://a.b/c.parquet is an address"):
+        list_files("https://a.b/c.parquet", "data.train_files")
     with pytest.raises(DataError, match=r"zzz.parquet does not exist. Its folder holds a.parquet, b.jsonl\."):
         list_files(str(folder / "zzz.parquet"), "k")
     with pytest.raises(DataError, match=rf"folder does not exist either; the nearest that does is {folder}\."):

@@ -41,6 +41,10 @@ def list_files(spec: Any, key: str) -> list[Path]:
             spec = [part.strip() for part in text.split(",")]
         else:
             spec = [text]
+    if far := next((str(part) for part in spec or [] if "://" in str(part)), None):
+        raise DataError(
+            f"{key}: {far} is an address, and files are read from this machine. Fetch it and name the file."
+        )
     paths = [Path(str(part)).expanduser() for part in spec or [] if str(part).strip()]
     if not paths:
         raise DataError(f"{key} names no file. Write {key}=FILE.parquet, or a list: {key}=[A.parquet,B.parquet].")
