@@ -53,8 +53,8 @@ class Run:
 
     surplus: scored samples that dynamic sampling holds for the next step. ahead: what an asynchronous pipeline has generated
     and not trained on yet, where there is one; left_ahead: the same of the checkpoint that the run goes on from. step: steps
-    done so far. owes_validation: a signal ended the one of the last of them. last_checkpoint: that this run has written or gone on from. spans: a list here gets all that is timed, for a
-    picture (see StepLog).
+    done so far. owes_validation: a signal ended the one of the last of them. last_checkpoint: that this run has written or
+    gone on from. spans: a list here gets all that is timed, for a picture (see StepLog).
     """
 
     config: PPOConfig

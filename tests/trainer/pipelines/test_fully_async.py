@@ -15,7 +15,7 @@ from verl.trainer.arrivals import SCORED
 from verl.trainer.busy import Busy
 from verl.trainer.interrupt import Interrupt
 from verl.trainer.pace import Pace
-from verl.trainer.pipelines import fully_async
+from verl.trainer.pipelines import fully_async, sync
 from verl.trainer.pipelines.fully_async import steps
 
 PACE = Pace(staleness=1, in_order=False, sync_every=1, partial=True, part=2)
@@ -56,8 +56,8 @@ class Loop:
         )
         monkeypatch.setattr(fully_async, "unpack", lambda run, taken: (taken, None))
         monkeypatch.setattr(fully_async, "learn", self.learn)
-        monkeypatch.setattr(fully_async, "batch_metrics", lambda *a: {})
-        monkeypatch.setattr(fully_async, "performance_metrics", lambda *a: {})
+        monkeypatch.setattr(sync, "batch_metrics", lambda *a: {})
+        monkeypatch.setattr(sync, "performance_metrics", lambda *a: {})
         monkeypatch.setattr(validation, "validate", lambda run: (self.note(f"validate {run.step}"), {})[1])
         monkeypatch.setattr(stages, "warn_of_mismatch", lambda run, log: None)
         monkeypatch.setattr(checkpoints, "save", lambda run, metrics: self.note(f"save {run.step}"))

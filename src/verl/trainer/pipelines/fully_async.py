@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 
-from verl.config.derived import all_devices
 from verl.core.transfer_queue.api import QueueClosed, QueueEnded
 from verl.data.batch import SampleBatch
-from verl.trainer import checkpoints, stages
+from verl.trainer import checkpoints
 from verl.trainer.arrivals import staleness_metrics, unpack
 from verl.trainer.generator import Generator
 from verl.trainer.interrupt import Interrupt
-from verl.trainer.metrics import batch_metrics, idle_metrics, performance_metrics, queue_metrics
+from verl.trainer.metrics import idle_metrics, queue_metrics
 from verl.trainer.pace import Pace, make_generator
-from verl.trainer.pipelines.sync import due, learn
+from verl.trainer.pipelines.sync import due, learn, measure, record
 from verl.trainer.run import Run
 from verl.trainer.steplog import StepLog, merged
 from verl.trainer.validation import validate_first, validate_step
@@ -74,19 +73,13 @@ def steps(run: Run, pace: Pace, generator: Generator, interrupt: Interrupt) -> s
                     run.roles.sync_weights(version=run.step)
                 generator.queue.advance(run.step // pace.sync_every)
                 log.add(run.roles.sync_metrics)
-        stages.warn_of_mismatch(run, log)
-        log.add(batch_metrics(batch, run.config.data.max_prompt_length, run.config.data.max_response_length))
-        log.add(performance_metrics(batch, log, all_devices(run.config)))
+        measure(run, batch, log)
         epoch = (run.step - 1) // run.sampler.batches_per_epoch
         log.add({"training/global_step": run.step, "training/epoch": epoch})
         with generator.on_engine():
             validated = not (last or tests) or validate_step(run, interrupt, log)
         stop = stop or not validated
-        if last or stop or saves:
-            with log.time("save_checkpoint"):
-                checkpoints.save(run, log.metrics)
-        run.tracker.log(log.metrics, step=run.step)
-        checkpoints.settle(run)
+        record(run, log, saves=last or stop or saves)
         if stop and not (last and validated):
             return "interrupted"
         generator.resume()

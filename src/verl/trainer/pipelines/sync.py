@@ -34,9 +34,7 @@ def train(run: Run) -> str:
             except NoSpreadError:
                 checkpoints.save_if_new(run, done)
                 raise
-            stages.warn_of_mismatch(run, log)
-            log.add(batch_metrics(batch, run.config.data.max_prompt_length, run.config.data.max_response_length))
-            log.add(performance_metrics(batch, log, all_devices(run.config)))
+            measure(run, batch, log)
             waited = log.seconds("gen") + log.seconds("reward")
             log.add(idle_shares(log.seconds("step"), log.seconds("gen"), log.seconds("step") - waited))
             run.step += 1
@@ -45,11 +43,7 @@ def train(run: Run) -> str:
             tests = last or due(run.step, trainer.test_freq)
             validated = not tests or validate_step(run, interrupt, log)
             stop = interrupt.requested  # read once: a signal from here on ends the next step, which is then saved too
-            if last or stop or due(run.step, trainer.save_freq):
-                with log.time("save_checkpoint"):
-                    checkpoints.save(run, log.metrics)
-            run.tracker.log(log.metrics, step=run.step)
-            checkpoints.settle(run)
+            record(run, log, saves=last or stop or due(run.step, trainer.save_freq))
             if stop and not (last and validated):
                 return "interrupted"
     return "finished"
@@ -77,9 +71,8 @@ def train_step(run: Run, log: StepLog) -> SampleBatch:
 
 def learn(run: Run, batch: SampleBatch, rewards: stages.Rewards | None, log: StepLog) -> SampleBatch:
     """From samples to updates: log-probs, rewards where they are still to come, advantages, critic, actor."""
-    batch = stages.add_log_probs(
-        run, batch, log
-    )  # rewards that are still to come are computed in other processes meanwhile
+    # Rewards that are still to come are computed in other processes meanwhile.
+    batch = stages.add_log_probs(run, batch, log)
     if rewards is not None:
         with log.time("reward"):
             batch = stages.collect_rewards(run, batch, rewards, log)
@@ -102,6 +95,22 @@ def update_models(run: Run, batch: SampleBatch, log: StepLog) -> None:
     stages.update_critic(run, batch, log)
     if trains_actor:
         stages.update_actor(run, batch, log)
+
+
+def measure(run: Run, batch: SampleBatch, log: StepLog) -> None:
+    """What is logged of the batch that a step has trained on."""
+    stages.warn_of_mismatch(run, log)
+    log.add(batch_metrics(batch, run.config.data.max_prompt_length, run.config.data.max_response_length))
+    log.add(performance_metrics(batch, log, all_devices(run.config)))
+
+
+def record(run: Run, log: StepLog, saves: bool) -> None:
+    """The end of a step: its checkpoint, if it saves one, and its metrics."""
+    if saves:
+        with log.time("save_checkpoint"):
+            checkpoints.save(run, log.metrics)
+    run.tracker.log(log.metrics, step=run.step)
+    checkpoints.settle(run)
 
 
 def due(step: int, frequency: int) -> bool:
