@@ -167,7 +167,10 @@ def _send(bucket: _Bucket, device: torch.device, takers: Collection[int] | None,
     taking = [i for i, rank in enumerate(ranks) if takers is None or rank in takers]
     if not taking:
         return None
-    make = lambda count: traffic.hold(torch.empty(count, dtype=bucket.dtype, device=device))  # noqa: E731
+
+    def make(count: int) -> Tensor:
+        return traffic.hold(torch.empty(count, dtype=bucket.dtype, device=device))
+
     received = make(size * bucket.chunk) if own in taking else None
     if received is not None:
         traffic.received += received.nbytes // size * (size - 1)
