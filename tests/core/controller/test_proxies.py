@@ -1,9 +1,12 @@
 """Which rank gets which samples, and whose results count."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from verl.core.controller.dispatch import pack, unpack
-from verl.core.controller.proxies import GroupModelEngine
+from verl.core.controller.proxies import GroupModelEngine, GroupRolloutEngine
 from verl.data.batch import Ragged, SampleBatch
 
 
@@ -73,3 +76,13 @@ def test_an_update_of_two_samples_on_two_pairs():
     metrics = engine.train_batch(batch(ROWS[:2]), loss=None)
     assert sorted(map(tuple, group.sent)) == [(1, 2, 3), (1, 2, 3), (4,), (4,)]
     assert metrics["mfu"] == torch.tensor([0.0, 0.1, 0.2, 0.3]).mean()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_every_rank_gives_memory_back_before_an_engine_wakes(shared):
+    calls = []
+    group = SimpleNamespace(call=calls.append)
+    engine = GroupRolloutEngine(group, ranks=[0], dtype=None, shared=shared)
+    engine.wake()
+    engine.sleep()
+    assert calls == (["give_back_unused", "wake", "sleep"] if shared else [])

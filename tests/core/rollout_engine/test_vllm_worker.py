@@ -1,7 +1,10 @@
-"""What the vLLM workers do with weights that lie on another GPU. No vLLM is needed."""
+"""What this project adds to vLLM's workers. No vLLM is needed."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -42,3 +45,30 @@ def test_values_of_another_gpu_arrive_in_a_strided_slice():
     with ThroughOwnMemory():
         target.copy_(source.narrow(1, 1, 2))
     assert target.tolist() == [[1.0, 2.0], [4.0, 5.0], [7.0, 8.0], [10.0, 11.0]]
+
+
+# As vLLM has it: a worker under an engine process under the trainer's.
+CHAIN = """
+import os, subprocess, sys, time
+place, owner = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else os.getpid()
+below = {"trainer": "engine", "engine": "worker"}.get(place)
+if below is None:
+    from verl.core.rollout_engine.vllm_worker import VLLMWorkerExtension
+    VLLMWorkerExtension().verl_end_with(owner)
+    print("ready", flush=True)
+    time.sleep(300)
+subprocess.run([sys.executable, "-c", os.environ["CHAIN"], below, str(owner)])
+"""
+
+
+def test_a_killed_trainer_leaves_no_process_behind(monkeypatch):
+    monkeypatch.setenv("CHAIN", CHAIN)
+    with subprocess.Popen([sys.executable, "-c", CHAIN, "trainer"], stdout=subprocess.PIPE, text=True) as trainer:
+        trainer.stdout.readline()
+        below = psutil.Process(trainer.pid).children(recursive=True)
+        assert len(below) == 2
+        trainer.kill()
+        gone, alive = psutil.wait_procs(below, timeout=30)
+        for process in alive:
+            process.kill()
+    assert (len(gone), len(alive)) == (2, 0)

@@ -89,6 +89,8 @@ class RayRoles(Roles):
                 else:
                     yield item
 
+        if servers.config.server.shares_devices:
+            self.trainers.call("give_back_unused")
         servers.wake()
         servers.load_parts(parts(), version)
         return reports

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from verl.config.schema import RolloutConfig
+from verl.core.device_memory import give_back_unused
 from verl.core.rollout_engine import vllm_setup as setup
 from verl.core.rollout_engine.api import Completion, Feed, Request, RolloutStats, SamplingParams
 from verl.core.rollout_engine.requests import check_finite
@@ -98,6 +100,8 @@ class VLLMEngine:
         if self._in_process:
             VLLMEngine._open_in_process += 1
             VLLMEngine._owns_process_group |= not had_process_group
+        else:
+            self._engine.collective_rpc("verl_end_with", args=(os.getpid(),))
         self._log_probs_mode = arguments.logprobs_mode
         self.sample_seeds = self.device.type == "cpu" or self._engine.vllm_config.use_v2_model_runner
 
@@ -225,7 +229,10 @@ class VLLMEngine:
         self.needs_weights = True
 
     def wake(self) -> None:
-        """Take the memory again; the weights' content comes with `load_weights`."""
+        """Take the memory again; the weights' content comes with `load_weights`.
+
+        With several devices the other trainers must have given back what they do not use.
+        """
         if self._asleep:
             self._wake(sorted(self._asleep))
 
@@ -240,8 +247,7 @@ class VLLMEngine:
             client.shutdown()
         del client
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back_unused()
 
     @staticmethod
     def _close_in_process(core: Any) -> None:
@@ -377,5 +383,6 @@ class VLLMEngine:
         raise RuntimeError("vLLM could not clear its prefix cache: requests are still running")
 
     def _wake(self, tags: list[str]) -> None:
+        give_back_unused()
         self._engine.wake_up(tags)
         self._asleep -= set(tags)

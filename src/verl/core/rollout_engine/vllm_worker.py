@@ -6,14 +6,22 @@ vLLM is imported inside the methods: the module is imported by name in a worker,
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verl.core.rollout_engine.weight_buckets import BucketReader
+
+# Between two looks at whether the trainer's process is still there.
+OWNER_SECONDS = 1.0
 
 
 class VLLMWorkerExtension:
@@ -73,6 +81,16 @@ class VLLMWorkerExtension:
             self._verl_reader = None
         return sorted(self._verl_expected - self._verl_loaded)
 
+    def verl_end_with(self, owner: int) -> None:
+        """End vLLM's processes when the process `owner`, the trainer's, is gone.
+
+        vLLM itself does not notice that one killed: its processes would go on, and hold the GPU's memory.
+        """
+        above = psutil.Process().parents()
+        between = list(itertools.takewhile(lambda process: process.pid != owner, above))
+        if len(between) < len(above):
+            threading.Thread(target=_end_after, args=(above[len(between)], between), daemon=True).start()
+
     def verl_seed(self, seed: int) -> None:
         """Seed the random state that vLLM draws from for requests without a seed of their own."""
         torch.manual_seed(seed)
@@ -87,6 +105,17 @@ class VLLMWorkerExtension:
 
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
             yield
+
+
+def _end_after(owner: psutil.Process, others: list[psutil.Process]) -> None:
+    # Waiting for its end would not do: one that nobody collects stays, as a zombie.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(OWNER_SECONDS)
+    for process in others:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    os._exit(1)
 
 
 class ThroughOwnMemory(TorchDispatchMode):
