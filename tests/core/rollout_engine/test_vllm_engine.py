@@ -13,6 +13,7 @@ import torch
 from verl.config.schema import RolloutConfig, WeightSyncConfig
 from verl.core.rollout_engine import vllm_setup
 from verl.core.rollout_engine.api import Request, SamplingParams
+from verl.core.rollout_engine.factory import check_engine
 from verl.core.rollout_engine.vllm_engine import VLLMEngine
 from verl.errors import ConfigError
 
@@ -109,6 +110,22 @@ class TestWithoutVLLM:
         else:
             with pytest.raises(ConfigError, match=r"0\.24 or newer; vllm 0\.23\.1"):
                 vllm_setup.check_installed()
+
+    @pytest.mark.parametrize("devices", [1, 2])
+    @pytest.mark.parametrize(
+        "value", ["max_split_size_mb:512, expandable_segments : True", "expandable_segments:False"]
+    )
+    def test_memory_that_several_processes_cannot_share_is_refused(self, monkeypatch, devices, value):
+        monkeypatch.setattr(vllm_setup, "check_installed", lambda: None)
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", value)
+        config = _config(tensor_model_parallel_size=devices)
+        if devices == 1 or "False" in value:
+            check_engine(config)
+        else:
+            with pytest.raises(
+                ConfigError, match=r"CONF=max_split_size_mb.*with rollout\.tensor_model_parallel_size=2"
+            ):
+                check_engine(config)
 
     def test_importing_the_module_imports_no_vllm(self):
         code = "import sys, verl.core.rollout_engine.vllm_engine as m; assert 'vllm' not in sys.modules"

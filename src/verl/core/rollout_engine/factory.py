@@ -36,9 +36,10 @@ def check_engine(config: RolloutConfig, key: str = "rollout") -> None:
             f"{key}.name={config.name} is not in this version. Write {key}.name=native, hf, vllm or server."
         )
     if config.name == "vllm":
-        from verl.core.rollout_engine.vllm_setup import check_installed
+        from verl.core.rollout_engine.vllm_setup import check_allocator, check_installed
 
         check_installed()
+        check_allocator(config, key)
 
 
 def make_rollout_engine(

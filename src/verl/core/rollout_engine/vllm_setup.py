@@ -41,6 +41,19 @@ def check_installed() -> None:
             return
 
 
+def check_allocator(config: RolloutConfig, key: str) -> None:
+    """Raise ConfigError where torch's allocator is set to a way that several vLLM processes cannot share memory in."""
+    if config.tensor_model_parallel_size == 1:
+        return
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if "expandable_segments:true" in os.environ.get(name, "").replace(" ", "").lower():
+            raise ConfigError(
+                f"{name}={os.environ[name]} with {key}.tensor_model_parallel_size={config.tensor_model_parallel_size}: "
+                "vLLM's processes share memory of their GPUs, which expandable segments do not allow (its all-reduce fails "
+                "with 'invalid argument'). Leave expandable_segments out of the variable."
+            )
+
+
 def check_device(device: torch.device, in_process: bool) -> None:
     """Raise ConfigError when the installed vLLM cannot use `device`."""
     from vllm.platforms import current_platform
