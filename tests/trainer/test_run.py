@@ -115,7 +115,8 @@ def test_the_plan_and_notices_are_printed_before_a_model_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("status", "step", "left"), [("finished", 3, False), ("finished", 2, True), ("running", 3, True)]
+    ("status", "step", "left"),
+    [("finished", 3, False), ("finished", 4, False), ("finished", 2, True), ("running", 3, True)],
 )
 def test_a_finished_run_has_nothing_to_do(tiny_model, tiny_data, tmp_path, monkeypatch, status, step, left):
     def load(*arguments):
@@ -129,7 +130,8 @@ def test_a_finished_run_has_nothing_to_do(tiny_model, tiny_data, tmp_path, monke
     with pytest.raises(Loaded if left else NothingToDo) as said:
         prepare(config(*words), [])
     if not left:
-        assert "nothing to do: all 3 steps are done" in str(said.value)
+        done = "all 3 steps are done" if step == 3 else "4 steps are done, and 3 are asked for"
+        assert f"nothing to do: {done}, in {tmp_path}" in str(said.value)
         assert "trainer.total_training_steps" in str(said.value)
         with pytest.raises(Loaded):  # validation alone is something to do
             prepare(config(*words, "trainer.val_only=True"), [])

@@ -213,9 +213,11 @@ def _load_data(config: PPOConfig, tokenizer: Any) -> tuple[PromptDataset, Prompt
 def _check_steps_left(folder: Path, resume_from: Path, total: int) -> None:
     """A run killed between its last checkpoint and its end is not finished: its last metrics and report are missing."""
     finished = read_run(folder).get("status") == "finished"
-    if finished and resume_from.absolute().parent == folder.absolute() and step_of(resume_from) >= total:
+    done = step_of(resume_from)
+    if finished and resume_from.absolute().parent == folder.absolute() and done >= total:
+        steps = f"all {total} steps are done" if done == total else f"{done} steps are done, and {total} are asked for"
         raise NothingToDo(
-            f"nothing to do: all {total} steps are done, in {folder}. Raise trainer.total_training_steps (or "
+            f"nothing to do: {steps}, in {folder}. Raise trainer.total_training_steps (or "
             "trainer.total_epochs) to go on, or set trainer.resume_mode=disable for a new run."
         )
 

@@ -29,6 +29,17 @@ def start(*words: object, **environment: str) -> subprocess.Popen:
     )
 
 
+def answering(url: str) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            httpx.get(f"{url}/health").raise_for_status()
+            return
+        except httpx.ConnectError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 @pytest.mark.e2e
 def test_the_command_serves_prints_its_token_once_and_ends_on_sigterm(tiny_model):
     process = start(f"model={tiny_model}", "port=0", "served_name=sums", "rollout.max_num_seqs=4")
@@ -36,15 +47,8 @@ def test_the_command_serves_prints_its_token_once_and_ends_on_sigterm(tiny_model
     url = re.search(r"^sums \(native, float32\) at (http://127\.0\.0\.1:\d+)$", address.strip())[1]
     word = token.strip().rpartition(" ")[2]
     assert len(word) >= 24
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            answer = httpx.post(f"{url}/check", headers={"Authorization": f"Bearer {word}"})
-            break
-        except httpx.ConnectError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    assert answer.status_code == 200
+    answering(url)
+    assert httpx.post(f"{url}/check", headers={"Authorization": f"Bearer {word}"}).status_code == 200
     with httpx.stream(
         "POST", f"{url}/generate", json={"prompt_ids": [3], "max_tokens": 250, "ignore_eos": True, "stream": "tokens"}
     ) as stream:
@@ -57,6 +61,23 @@ def test_the_command_serves_prints_its_token_once_and_ends_on_sigterm(tiny_model
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
     assert word not in out + err
+
+
+@pytest.mark.e2e
+def test_two_interrupts_end_it_at_once_and_without_a_traceback(tiny_model):
+    process = start(f"model={tiny_model}", "port=0")
+    url = process.stdout.readline().strip().rpartition(" ")[2]
+    answering(url)
+    work = {"prompt_ids": [3], "max_tokens": 250, "n": 8, "ignore_eos": True, "stream": "tokens"}
+    with httpx.stream("POST", f"{url}/generate", json=work) as stream:
+        next(stream.iter_lines())
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)  # two at once would be one
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "interrupted" in err
 
 
 def test_a_taken_address_is_told_of_before_the_model_is_loaded():

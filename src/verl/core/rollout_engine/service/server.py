@@ -66,6 +66,9 @@ def serve(config: ServeConfig) -> None:
             """Give all clients what there is for them, then wait for their connections to close."""
             await service.end()
             await super().shutdown(sockets)
+            if self.force_exit:
+                # A second Ctrl-C: uvicorn would leave the application to be cancelled, with a traceback.
+                await self.lifespan.shutdown()
 
     # uvicorn passes the signal on when it has shut down; the engine is closed after that.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
