@@ -78,11 +78,14 @@ def test_an_update_of_two_samples_on_two_pairs():
     assert metrics["mfu"] == torch.tensor([0.0, 0.1, 0.2, 0.3]).mean()
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_every_rank_gives_memory_back_before_an_engine_wakes(shared):
+@pytest.mark.parametrize(
+    ("shared", "ranks", "expected"),
+    [(True, [0], ["give_back_unused", "wake", "sleep"]), (True, [0, 1], ["wake", "sleep"]), (False, [0], [])],
+)
+def test_every_rank_gives_memory_back_before_an_engine_over_several_wakes(shared, ranks, expected):
     calls = []
-    group = SimpleNamespace(call=calls.append)
-    engine = GroupRolloutEngine(group, ranks=[0], dtype=None, shared=shared)
+    group = SimpleNamespace(call=calls.append, size=2)
+    engine = GroupRolloutEngine(group, ranks, dtype=None, shared=shared)
     engine.wake()
     engine.sleep()
-    assert calls == (["give_back_unused", "wake", "sleep"] if shared else [])
+    assert calls == expected

@@ -155,8 +155,9 @@ class GroupRolloutEngine:
     def wake(self) -> None:
         """Undo sleep."""
         if self.shared:
-            # An engine over several devices takes memory on those of other ranks too.
-            self.group.call("give_back_unused")
+            if len(self.ranks) < self.group.size:
+                # An engine over several devices takes memory on those of other ranks too.
+                self.group.call("give_back_unused")
             self.group.call("wake")
 
     def _shares(self, requests: list[Request]) -> list[list[int]]:

@@ -19,7 +19,6 @@ from verl.core.checkpoint_engine.sync import SyncReport
 from verl.core.controller.desk import Desk, FeedSettings
 from verl.core.controller.dispatch import Packed, pack, pack_completions, unpack
 from verl.core.controller.roles import build_rollout, build_trainers, same_numerics, weight_options
-from verl.core.device_memory import give_back_unused
 from verl.core.model_engine.api import TokenLoss
 from verl.core.model_engine.loading import load_tokenizer
 from verl.core.model_engine.parallel import join_process_group, join_store, open_store
@@ -184,8 +183,8 @@ class Worker:
             self.rollout.sleep()
 
     def give_back_unused(self) -> None:
-        """GPU memory that training will take again, to whatever generates on the same devices."""
-        give_back_unused()
+        """GPU memory that this process holds for later, to whatever generates on the same devices."""
+        torch.cuda.empty_cache()
 
     def wake(self) -> None:
         if self.rollout is not None:

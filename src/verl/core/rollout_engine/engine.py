@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from verl.config.schema import RolloutConfig
-from verl.core.device_memory import give_back_unused
 from verl.core.rollout_engine.api import Completion, Feed, Request, RolloutStats
 from verl.core.rollout_engine.config import ModelSpec
 from verl.core.rollout_engine.kv_cache import cpu_budget, cuda_budget, slots_that_fit
@@ -130,7 +129,7 @@ class NativeEngine:
     def sleep(self) -> None:
         """Free the KV cache. Weights and captured CUDA graphs stay; the graphs find the next cache through a table."""
         self._runner.release()
-        give_back_unused()
+        torch.cuda.empty_cache()
 
     def wake(self) -> None:
         """Nothing to do: the next generate call makes the cache that it needs."""

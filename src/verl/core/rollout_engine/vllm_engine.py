@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from verl.config.schema import RolloutConfig
-from verl.core.device_memory import give_back_unused
 from verl.core.rollout_engine import vllm_setup as setup
 from verl.core.rollout_engine.api import Completion, Feed, Request, RolloutStats, SamplingParams
 from verl.core.rollout_engine.requests import check_finite
@@ -247,7 +246,7 @@ class VLLMEngine:
             client.shutdown()
         del client
         gc.collect()
-        give_back_unused()
+        torch.cuda.empty_cache()
 
     @staticmethod
     def _close_in_process(core: Any) -> None:
@@ -383,6 +382,6 @@ class VLLMEngine:
         raise RuntimeError("vLLM could not clear its prefix cache: requests are still running")
 
     def _wake(self, tags: list[str]) -> None:
-        give_back_unused()
+        torch.cuda.empty_cache()  # vLLM cannot use what torch holds for the trainer
         self._engine.wake_up(tags)
         self._asleep -= set(tags)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from verl.config.compose import print_notice
 from verl.config.schema import RolloutConfig
-from verl.core.device_memory import give_back_unused
 from verl.core.rollout_engine.api import Completion, Feed, Request, RolloutStats
 from verl.core.rollout_engine.requests import assemble, check_requests, take_from
 from verl.core.rollout_engine.service.check import Servers, token_of
@@ -198,7 +197,7 @@ class ServerRolloutEngine:
     def wake(self) -> None:
         """Undo sleep."""
         if self.config.server.shares_devices:
-            give_back_unused()
+            torch.cuda.empty_cache()  # of this process, if it trains
             self._call(self._fleet.rouse())
 
     def close(self) -> None:
