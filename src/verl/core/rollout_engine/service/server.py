@@ -76,6 +76,8 @@ def serve(config: ServeConfig) -> None:
         Server(uvicorn.Config(make_app(service), **HTTP_SETTINGS)).run(sockets=[listening])
     finally:
         service.loop.engine.close()
+        # A further Ctrl-C would end the interpreter in the midst of its own shutdown, with a traceback or another status.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def bind(host: str, port: int) -> socket.socket:
